@@ -1,0 +1,99 @@
+"""The verbs of tpuforge as nox sessions. ``nox -l`` lists them; arguments follow ``--``.
+
+Each session runs one module in ``.venv``, which ``./forge`` makes from the hash-locked tools, so a
+nox from anywhere gives the same result.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lock_check", "fetch_wheel", "bake", "smoke", "bench", "report"]
+
+
+def run(session: nox.Session, module: str, *arguments: str) -> None:
+    """Run a module of the locked environment; its exit code becomes nox's own."""
+    forge = [sys.executable, str(ROOT / "forge"), "--python-module", module]
+    code = subprocess.call([*forge, *arguments, *session.posargs])
+    if code:
+        # nox turns every failure into 1, and pipelines tell "unhealthy" from "could not judge"
+        sys.exit(code)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Resolve the inputs in lock/ and write the locks."""
+    run(session, "tpuforge.lock.resolve")
+
+
+@nox.session
+def lock_check(session: nox.Session) -> None:
+    """Prove the locks fresh, complete and free of CUDA."""
+    run(session, "tpuforge.lock.check")
+
+
+@nox.session
+def fetch_wheel(session: nox.Session) -> None:
+    """Fill the wheelhouse with the wheels that the lock names."""
+    run(session, "tpuforge.build.wheelhouse")
+
+
+@nox.session
+def build_wheel(session: nox.Session) -> None:
+    """Build the TorchTPU wheel from source with Bazelisk."""
+    run(session, "tpuforge.build.source")
+
+
+@nox.session
+def engine(session: nox.Session) -> None:
+    """Find a usable Docker engine, or set up a private one."""
+    run(session, "tpuforge.images.engine")
+
+
+@nox.session
+def bake(session: nox.Session) -> None:
+    """Bake an image from the wheelhouse, offline."""
+    run(session, "tpuforge.images.bake")
+
+
+@nox.session
+def reproduce(session: nox.Session) -> None:
+    """Bake twice from nothing and compare the digests."""
+    run(session, "tpuforge.images.reproduce")
+
+
+@nox.session
+def smoke(session: nox.Session) -> None:
+    """Run the health suite inside an image."""
+    run(session, "tpuforge.smoke.health")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks inside an image."""
+    run(session, "tpuforge.smoke.bench")
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Join what the verbs left behind into one page, and print where it is."""
+    run(session, "tpuforge.release.report")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, types, shell scripts and Dockerfiles."""
+    run(session, "tpuforge.release.lint")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run this project's own tests: unit, engine and faults, or the rings named after --."""
+    run(session, "tpuforge.release.tests")

@@ -1,0 +1,1 @@
+"""Stage 3: wheels and OS packages become container images, the same bytes every time."""

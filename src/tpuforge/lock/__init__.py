@@ -1,0 +1,1 @@
+"""Stage 1: pins and inputs become hash-locked requirement sets."""

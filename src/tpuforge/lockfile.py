@@ -1,0 +1,148 @@
+"""Readers of the two digest formats that stages hand to each other.
+
+A *lock* is a pip requirements file with one hash per package; a *digest table* is what
+``sha256sum`` writes and ``sha256sum -c`` checks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from tpuforge.errors import Exit, ForgeError
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)")
+
+
+@dataclass(frozen=True, order=True)
+class Locked:
+    """One package of a lock.
+
+    Attributes:
+        name: Canonical name (PEP 503), such as ``torch-tpu``.
+        version: Version as it stands in the lock, local part included (``2.13.0+cpu``).
+        sha256: Digest of the one wheel for the target platform, 64 hex digits.
+    """
+
+    name: str
+    version: str
+    sha256: str
+
+
+def read_lock(path: Path) -> list[Locked]:
+    """Read a lock, strictly: every package pinned by ``==``, with exactly one SHA-256.
+
+    Args:
+        path: A lock, such as ``lock/runtime-py311.txt``.
+
+    Returns:
+        Its packages, in the order of the file.
+
+    Raises:
+        ForgeError: If the file is missing, or any line is not a hashed pin; exit code 1.
+    """
+    mend = "forge lock"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ForgeError(
+            f"{path.name}: there is no such lock", expected=str(path), mend=mend
+        ) from error
+    except UnicodeDecodeError as error:
+        raise _bad(path, 1, "it is not UTF-8 text", mend) from error
+    found: list[Locked] = []
+    names: set[str] = set()
+    joined, start = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not joined and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        start = start if joined else number
+        joined += " " + line.strip().removesuffix("\\")
+        if line.rstrip().endswith("\\"):
+            continue
+        package = _locked(path, start, joined.strip(), mend)
+        if package.name in names:
+            raise _bad(path, start, f"{package.name} stands there twice", mend)
+        names.add(package.name)
+        found.append(package)
+        joined = ""
+    if joined:
+        raise _bad(path, start, "the file ends in the middle of a line", mend)
+    if not found:
+        raise _bad(path, 1, "it holds no package", mend)
+    return found
+
+
+def _locked(path: Path, number: int, line: str, mend: str) -> Locked:
+    words = line.split()
+    pin = _PIN.fullmatch(words[0])
+    if pin is None:
+        raise _bad(path, number, f"{words[0]!r} is not a pin of the form name==version", mend)
+    try:
+        Version(pin["version"])
+    except InvalidVersion as error:
+        raise _bad(path, number, f"{pin['version']!r} is not a version", mend) from error
+    name = canonicalize_name(pin["name"])
+    hashes = [word.removeprefix("--hash=") for word in words[1:]]
+    if not hashes:
+        raise _bad(path, number, f"{name} has no hash", mend)
+    if len(hashes) > 1:
+        raise _bad(path, number, f"{name} has {len(hashes)} hashes instead of one", mend)
+    kind, _, value = hashes[0].partition(":")
+    if not words[1].startswith("--hash=") or kind != "sha256" or not _DIGEST.fullmatch(value):
+        raise _bad(path, number, f"{name} has {words[1]!r} instead of --hash=sha256:<64 hex>", mend)
+    return Locked(name, pin["version"], value)
+
+
+def _bad(path: Path, number: int, what: str, mend: str) -> ForgeError:
+    return ForgeError(
+        f"{path.name}, line {number}: {what}",
+        expected="a readable file with one pinned, hashed package per line",
+        mend=mend,
+        exit_code=Exit.FAULT,
+    )
+
+
+def read_digests(path: Path) -> dict[str, str]:
+    """Read a digest table in the format of ``sha256sum``.
+
+    Args:
+        path: Such as ``lock/torch-cpu.sha256`` or ``lock/debian/bookworm.lock``.
+
+    Returns:
+        File name to SHA-256 (64 hex digits). Lines that start with ``#`` are comments.
+
+    Raises:
+        ForgeError: If the file is missing (exit code 2) or a line is malformed (exit code 1).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ForgeError(
+            f"{path.name}: there is no such digest table", expected=str(path), mend="forge lock"
+        ) from error
+    table: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        digest, gap, name = line[:64], line[64:66], line[66:]
+        if not _DIGEST.fullmatch(digest) or gap not in ("  ", " *") or not name or "/" in name:
+            raise ForgeError(
+                f"{path.name}, line {number}: {line[:80]!r} is not a line of sha256sum",
+                expected="<64 hex digits>, two spaces, a file name without folders",
+                mend=f"git checkout -- {path.name}, or write the line again with sha256sum",
+                exit_code=Exit.FAULT,
+            )
+        if table.setdefault(name, digest) != digest:
+            raise ForgeError(
+                f"{path.name}, line {number}: a second digest for {name}",
+                expected="one line per file",
+                mend=f"remove the wrong line from {path.name}",
+                exit_code=Exit.FAULT,
+            )
+    return table

@@ -1,0 +1,211 @@
+"""Where things stand, and the few file operations that must never go half way.
+
+Everything generated lives under ``out/``. A finished file appears there by rename only, so a
+reader sees the old bytes or the new ones. ``flock`` guards what two runs must not do at once: the
+kernel drops it when a process dies, so a killed run never leaves a stale lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tpuforge.errors import ForgeError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout: the folder that holds ``lock/``, ``images/`` and ``smoke/``."""
+
+_CHUNK = 1 << 20
+
+
+def out_dir() -> Path:
+    """The folder of everything generated: ``out/`` in the checkout, or ``TPUFORGE_OUT``.
+
+    Returns:
+        An absolute path; the folder exists afterwards.
+    """
+    path = Path(os.environ.get("TPUFORGE_OUT") or ROOT / "out").absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a file.
+
+    Args:
+        path: The file to read.
+        on_bytes: Called with the number of bytes after each chunk, for a progress display.
+
+    Returns:
+        64 lower-case hex digits.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            if on_bytes is not None:
+                on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
+def sha256_text(*parts: str) -> str:
+    """One SHA-256 over texts, with their borders: the key of "same inputs".
+
+    Args:
+        *parts: Any texts; order matters.
+
+    Returns:
+        64 lower-case hex digits.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(f"{len(data)}:".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def sha256_tree(*roots: Path) -> str:
+    """One SHA-256 over the names, executable bits and bytes of all files below some paths.
+
+    Times, owners and other mode bits do not count, so two checkouts of one commit agree.
+
+    Args:
+        *roots: Files or folders; names are taken relative to each one's parent.
+
+    Returns:
+        64 lower-case hex digits.
+
+    Raises:
+        OSError: If something cannot be read.
+    """
+    parts: list[str] = []
+    for root in roots:
+        files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
+        for path in files:
+            if "__pycache__" in path.parts:
+                continue
+            executable = "x" if path.stat().st_mode & 0o100 else "-"
+            name = path.relative_to(root.parent).as_posix()
+            parts += [name, executable, sha256_file(path)]
+    return sha256_text(*parts)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
+    """Write a file beside its place; sync and rename it there when the block succeeds.
+
+    Args:
+        path: The final path; its folder is made if missing.
+        mode: Permission bits of the finished file.
+
+    Yields:
+        A temporary path on the same file system, to be written by the caller.
+
+    Raises:
+        OSError: If writing fails; the final path is then untouched and the temporary file gone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_dir(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
+    """Put bytes or UTF-8 text at a path, all or nothing.
+
+    Args:
+        path: The final path.
+        data: The content.
+        mode: Permission bits of the finished file.
+
+    Raises:
+        OSError: If writing fails; the final path is then untouched.
+    """
+    with atomic_file(path, mode=mode) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Put a JSON document at a path, all or nothing, with sorted keys.
+
+    Args:
+        path: The final path.
+        value: Anything :mod:`json` can write.
+    """
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document at a path, or None where there is none that can be read.
+
+    Args:
+        path: A file that this project wrote; a damaged one counts as missing.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _sync_dir(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def exclusive(name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold ``out/.locks/NAME`` so that only one run does this work; wait for another's end.
+
+    Args:
+        name: What is guarded, such as ``wheelhouse``.
+        on_wait: Called once, with who holds the lock, before waiting.
+
+    Raises:
+        ForgeError: If the lock file cannot be made.
+    """
+    path = out_dir() / ".locks" / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ForgeError(
+            f"the lock file {path} cannot be made: {error.strerror}",
+            expected="a writable out folder",
+            mend="free some space, or set TPUFORGE_OUT to a folder you can write",
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            if on_wait is not None:
+                on_wait(file.read().strip() or "another run")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()}")
+        file.flush()
+        yield

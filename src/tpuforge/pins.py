@@ -1,0 +1,398 @@
+"""The typed reader of ``lock/pins.toml``: every version, digest, suite and date, once.
+
+Facts behind the checks: ``torch_tpu`` states the torch and libtpu ranges it accepts in its wheel
+metadata, and publishes no wheel outside manylinux x86-64.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import ROOT
+
+PINS_FILE = ROOT / "lock" / "pins.toml"
+SCHEMA = 1
+
+_T = TypeVar("_T")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_HEX40 = re.compile(r"[0-9a-f]{40}")
+_PYTHON = re.compile(r"3\.\d{1,2}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The CPU build of PyTorch.
+
+    Attributes:
+        version: Release number without the local part.
+        local: Local version label; always ``cpu``.
+        index: The index that carries it.
+    """
+
+    version: str
+    local: str
+    index: str
+
+    @property
+    def full(self) -> str:
+        """The version as it stands in a lock, such as ``2.13.0+cpu``."""
+        return f"{self.version}+{self.local}"
+
+
+@dataclass(frozen=True)
+class TorchTpu:
+    """The TorchTPU wheel.
+
+    Attributes:
+        version: Its release.
+        torch: The torch releases it accepts.
+        libtpu: The libtpu releases it accepts.
+        xla_commit: The XLA commit recorded in the wheel, 40 hex digits.
+    """
+
+    version: str
+    torch: SpecifierSet
+    libtpu: SpecifierSet
+    xla_commit: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One Debian suite.
+
+    Attributes:
+        name: Code name, such as ``bookworm``.
+        packages: What the base asks for, beside the suite's essential packages.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bazelisk:
+    """The native Bazelisk binary.
+
+    Attributes:
+        version: Its release.
+        npm: The npm package that ships it.
+        file: The binary's name in that package.
+        sha256: The binary's digest, 64 hex digits.
+    """
+
+    version: str
+    npm: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The source of TorchTPU.
+
+    Attributes:
+        repository: Git URL.
+        ref: Tag or commit.
+    """
+
+    repository: str
+    ref: str
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Everything in ``lock/pins.toml``.
+
+    Attributes:
+        epoch: Seconds since 1970 given to everything inside an image.
+        cutoff: Uploads after this moment do not exist for the resolver.
+        platform: Wheel platform tag that is resolved for.
+        pythons: Supported Python versions, ``X.Y``.
+        suites: Python version to the Debian suite whose python3 it is.
+        default_python: Python taken when none is named.
+        default_flavour: Lock taken when none is named.
+        default_image: Image taken when none is named.
+        torch: The CPU build of PyTorch.
+        torch_tpu: The TorchTPU wheel.
+        libtpu: libtpu's version.
+        debian: Debian suites by name.
+        bazelisk: The Bazelisk binary.
+        upstream: The source of TorchTPU.
+    """
+
+    epoch: int
+    cutoff: datetime
+    platform: str
+    pythons: tuple[str, ...]
+    suites: Mapping[str, str]
+    default_python: str
+    default_flavour: str
+    default_image: str
+    torch: Torch
+    torch_tpu: TorchTpu
+    libtpu: str
+    debian: Mapping[str, Suite]
+    bazelisk: Bazelisk
+    upstream: Upstream
+
+    def python(self, version: str | None) -> str:
+        """A supported Python version, the default one when none is named.
+
+        Args:
+            version: ``X.Y``, or None.
+
+        Raises:
+            ForgeError: If that Python is not supported.
+        """
+        chosen = version or self.default_python
+        if chosen not in self.pythons:
+            raise ForgeError(
+                f"Python {chosen} is not supported",
+                expected=f"one of {', '.join(self.pythons)}",
+                mend=f"use --python {self.default_python}",
+            )
+        return chosen
+
+
+def load(path: Path = PINS_FILE) -> Pins:
+    """Read and check the pins.
+
+    Args:
+        path: A pins file.
+
+    Returns:
+        The pins.
+
+    Raises:
+        ForgeError: For a file that is missing, is not TOML, has an unknown or missing key, a
+            value of the wrong form, or an impossible pair; the message names the key.
+    """
+    try:
+        with path.open("rb") as file:
+            top = _Table(path, "", tomllib.load(file))
+    except FileNotFoundError as error:
+        raise ForgeError(
+            f"{path} is not there", expected="the pins", mend="git checkout -- lock/pins.toml"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ForgeError(
+            f"{path.name} is not TOML: {error}",
+            expected="TOML as in docs/pins.md",
+            mend=f"edit {path.name}",
+            exit_code=Exit.FAULT,
+        ) from error
+    schema = top.integer("schema")
+    if schema != SCHEMA:
+        raise top.bad("schema", f"{schema}", f"{SCHEMA}")
+    default = top.table("default")
+    python = top.table("python")
+    resolver = top.table("resolver")
+    pins = Pins(
+        epoch=top.integer("epoch"),
+        cutoff=resolver.moment("cutoff"),
+        platform=resolver.text("platform", re.compile(r"manylinux_2_\d+_x86_64")),
+        pythons=python.texts("supported", _PYTHON),
+        suites=_suites(python.table("suite")),
+        default_python=default.text("python", _PYTHON),
+        default_flavour=default.text("flavour", _NAME),
+        default_image=default.text("image", _NAME),
+        torch=_torch(top.table("torch")),
+        torch_tpu=_torch_tpu(top.table("torch_tpu")),
+        libtpu=_libtpu(top.table("libtpu")),
+        debian=_debian(top.table("debian")),
+        bazelisk=_bazelisk(top.table("bazelisk")),
+        upstream=_upstream(top.table("upstream")),
+    )
+    for table in (default, python, resolver, top):
+        table.end()
+    _check_pairs(top, pins)
+    return pins
+
+
+def _check_pairs(top: _Table, pins: Pins) -> None:
+    """Refuse values that are well formed alone and impossible together."""
+    if pins.epoch <= 0:
+        raise top.bad("epoch", f"{pins.epoch}", "seconds since 1970, more than 0")
+    if pins.cutoff > datetime.now(UTC):
+        raise top.bad(
+            "resolver.cutoff", pins.cutoff.isoformat(), "a moment in the past: a later one drifts"
+        )
+    if pins.default_python not in pins.pythons:
+        raise top.bad("default.python", pins.default_python, f"one of {', '.join(pins.pythons)}")
+    for version, suite in pins.suites.items():
+        if version not in pins.pythons:
+            raise top.bad(f'python.suite."{version}"', version, "a Python of python.supported")
+        if suite not in pins.debian:
+            raise top.bad(f'python.suite."{version}"', suite, f"a table [debian.{suite}]")
+    if pins.torch.version not in pins.torch_tpu.torch:
+        raise top.bad(
+            "torch.version",
+            pins.torch.version,
+            f"a torch that torch_tpu {pins.torch_tpu.version} accepts: {pins.torch_tpu.torch}",
+        )
+    if pins.libtpu not in pins.torch_tpu.libtpu:
+        raise top.bad(
+            "libtpu.version",
+            pins.libtpu,
+            f"a libtpu that torch_tpu {pins.torch_tpu.version} accepts: {pins.torch_tpu.libtpu}",
+        )
+
+
+def _torch(table: _Table) -> Torch:
+    made = Torch(table.version("version"), table.text("local"), table.text("index"))
+    if made.local != "cpu":
+        raise table.bad("local", made.local, "cpu: TorchTPU images never carry CUDA")
+    if not made.index.startswith("https://"):
+        raise table.bad("index", made.index, "an https address")
+    if "+" in made.version:
+        raise table.bad("version", made.version, "the release alone; the local part is 'local'")
+    return table.ended(made)
+
+
+def _torch_tpu(table: _Table) -> TorchTpu:
+    return table.ended(
+        TorchTpu(
+            table.version("version"),
+            table.specifiers("torch"),
+            table.specifiers("libtpu"),
+            table.text("xla_commit", _HEX40),
+        )
+    )
+
+
+def _libtpu(table: _Table) -> str:
+    return table.ended(table.version("version"))
+
+
+def _suites(table: _Table) -> dict[str, str]:
+    return {key: table.text(key, _NAME) for key in table.names()}
+
+
+def _debian(table: _Table) -> dict[str, Suite]:
+    made = {}
+    for name in table.names():
+        suite = table.table(name)
+        made[name] = suite.ended(Suite(name, suite.texts("packages", _NAME)))
+    return made
+
+
+def _bazelisk(table: _Table) -> Bazelisk:
+    return table.ended(
+        Bazelisk(
+            table.version("version"),
+            table.text("npm"),
+            table.text("file"),
+            table.text("sha256", _HEX64),
+        )
+    )
+
+
+def _upstream(table: _Table) -> Upstream:
+    return table.ended(Upstream(table.text("repository"), table.text("ref")))
+
+
+class _Table:
+    """One TOML table, read key by key, that knows its name and what was not read."""
+
+    def __init__(self, path: Path, name: str, values: Any) -> None:
+        self._path = path
+        self._name = name
+        if not isinstance(values, dict):
+            raise self.bad("", f"{values!r}", "a table")
+        self._values: dict[str, Any] = values
+        self._read: set[str] = set()
+
+    def bad(self, key: str, found: str, expected: str) -> ForgeError:
+        where = ".".join(part for part in (self._name, key) if part)
+        return ForgeError(
+            f"{self._path.name}: {where} is {found}",
+            expected=expected,
+            mend=f"edit {self._path.name} (its format: docs/pins.md)",
+            exit_code=Exit.FAULT,
+        )
+
+    def names(self) -> list[str]:
+        return list(self._values)
+
+    def table(self, key: str) -> _Table:
+        name = ".".join(part for part in (self._name, key) if part)
+        return _Table(self._path, name, self._get(key, "a table"))
+
+    def text(self, key: str, form: re.Pattern[str] | None = None) -> str:
+        value = self._get(key, "a text")
+        if not isinstance(value, str) or not value:
+            raise self.bad(key, f"{value!r}", "a text that is not empty")
+        if form is not None and not form.fullmatch(value):
+            raise self.bad(key, f"{value!r}", f"a text of the form {form.pattern}")
+        return value
+
+    def texts(self, key: str, form: re.Pattern[str]) -> tuple[str, ...]:
+        value = self._get(key, "a list of texts")
+        if not isinstance(value, list) or not value:
+            raise self.bad(key, f"{value!r}", "a list of texts that is not empty")
+        for item in value:
+            if not isinstance(item, str) or not form.fullmatch(item):
+                raise self.bad(key, f"{item!r}", f"texts of the form {form.pattern}")
+        if len(set(value)) != len(value):
+            raise self.bad(key, f"{value!r}", "each item once")
+        return tuple(value)
+
+    def integer(self, key: str) -> int:
+        value = self._get(key, "a whole number")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.bad(key, f"{value!r}", "a whole number")
+        return value
+
+    def version(self, key: str) -> str:
+        value = self.text(key)
+        try:
+            Version(value)
+        except InvalidVersion as error:
+            raise self.bad(key, f"{value!r}", "a version, such as 2.13.0") from error
+        return value
+
+    def specifiers(self, key: str) -> SpecifierSet:
+        value = self.text(key)
+        try:
+            return SpecifierSet(value)
+        except InvalidSpecifier as error:
+            raise self.bad(key, f"{value!r}", "a range, such as >=2.11.0,<=2.15.0") from error
+
+    def moment(self, key: str) -> datetime:
+        value = self.text(key)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError as error:
+            raise self.bad(key, f"{value!r}", "a moment, such as 2026-11-30T00:00:00Z") from error
+        if moment.tzinfo is None:
+            raise self.bad(key, f"{value!r}", "a moment with its zone, such as …T00:00:00Z")
+        return moment
+
+    def end(self) -> None:
+        """Refuse keys that nothing has read: they are slips of the pen."""
+        for key in self._values:
+            if key not in self._read:
+                known = ", ".join(sorted(self._read))
+                raise self.bad(key, "an unknown key", f"one of {known}")
+
+    def ended(self, made: _T) -> _T:
+        """What was made of this table, once nothing unread is left in it."""
+        self.end()
+        return made
+
+    def _get(self, key: str, kind: str) -> Any:
+        if key not in self._values:
+            raise self.bad(key, "missing", kind)
+        self._read.add(key)
+        return self._values[key]

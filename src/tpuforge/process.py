@@ -1,0 +1,256 @@
+"""Subprocesses: a scrubbed environment, a time limit, and nothing left behind.
+
+Every child gets its own process group. When it overruns its limit, or this process is told to
+stop, the whole group is ended: TERM first, KILL after a grace period.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpuforge.errors import Exit, ForgeError
+
+_KEPT = (
+    # where programs and the user are; the user's name for tools that refuse to run without one
+    "HOME",
+    "PATH",
+    "USER",
+    "LOGNAME",
+    "TMPDIR",
+    # the machine's certificate bundle and proxies: how to reach a source, never what it holds
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]*(:[^/\s@]*)?@", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(?P<name>(?:authorization|password|passwd|token|secret|api[-_]?key)\S*?\s*[=:]\s*)"
+    r"(?:(?:bearer|basic)\s+)?\S+",
+    re.IGNORECASE,
+)
+GRACE_S = 10.0
+"""Seconds between TERM and KILL for a process group."""
+
+
+def clean_env(**extra: str) -> dict[str, str]:
+    """The environment of every child: fixed locale and zone, no PIP_*, UV_*, DOCKER_*, BAZEL*.
+
+    Args:
+        **extra: Variables to add, on purpose and by name.
+
+    Returns:
+        A fresh dictionary.
+    """
+    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    env |= {
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "UV_NO_CONFIG": "1",
+    }
+    env.setdefault("PATH", os.defpath)
+    return env | extra
+
+
+def redact(text: str) -> str:
+    """A text without credentials: user names and passwords in URLs, tokens, passwords.
+
+    Args:
+        text: Anything about to be shown or written.
+    """
+    return _SECRET.sub(r"\g<name>***", _USERINFO.sub(r"\g<scheme>***@", text))
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A child that ended.
+
+    Attributes:
+        argv: What was run.
+        code: Its exit code (negative: the signal that ended it).
+        output: Standard output and standard error, interleaved, redacted.
+        seconds: Wall time.
+    """
+
+    argv: tuple[str, ...]
+    code: int
+    output: str
+    seconds: float
+
+    @property
+    def tail(self) -> str:
+        """The last 15 lines of the output."""
+        return "\n".join(self.output.rstrip().splitlines()[-15:])
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: int | None = None,
+    check: bool = True,
+    on_line: Callable[[str], None] | None = None,
+    log: Path | None = None,
+    doing: str = "",
+    mend: str = "",
+) -> Completed:
+    """Run a child to its end.
+
+    Args:
+        argv: The program and its arguments; no shell is involved.
+        timeout: Seconds after which the child's process group is ended.
+        env: The whole environment; :func:`clean_env` if not given.
+        cwd: The child's folder.
+        stdin: A file descriptor for the child's standard input; empty if not given.
+        check: Raise when the exit code is not 0.
+        on_line: Called with every (redacted) line of output as it comes.
+        log: A file that gets the whole (redacted) output.
+        doing: What this child is for, used in errors ("resolving runtime for 3.11").
+        mend: What to try when it fails, used in errors.
+
+    Returns:
+        The ended child.
+
+    Raises:
+        ForgeError: If the program is missing, overran its limit, or failed (with ``check``).
+    """
+    words = tuple(str(word) for word in argv)
+    what = doing or Path(words[0]).name
+    started = time.monotonic()
+    try:
+        child = subprocess.Popen(
+            words,
+            env=dict(env) if env is not None else clean_env(),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise ForgeError(
+            f"{what}: the program {words[0]} is not there",
+            expected=f"{Path(words[0]).name} on PATH",
+            mend=mend or f"install {Path(words[0]).name}",
+        ) from error
+    lines: list[str] = []
+    sink = log.open("w", encoding="utf-8") if log is not None else None
+
+    def take(raw: bytes) -> None:
+        line = redact(raw.decode("utf-8", "replace").rstrip("\r\n"))
+        lines.append(line)
+        if sink is not None:
+            sink.write(line + "\n")
+        if on_line is not None:
+            on_line(line)
+
+    try:
+        late = not _drain(child, started + timeout, take)
+        code = child.wait(timeout=GRACE_S) if not late else None
+    except subprocess.TimeoutExpired:
+        late, code = True, None
+    finally:
+        end_group(child)
+        if child.stdout is not None:
+            child.stdout.close()
+        if sink is not None:
+            sink.close()
+    done = Completed(words, child.returncode, "\n".join(lines), time.monotonic() - started)
+    if late or code is None:
+        raise ForgeError(
+            f"{what}: not done after {timeout:.0f} s; ended\n{done.tail}",
+            expected=f"an end within {timeout:.0f} s",
+            mend=mend or f"try by hand: {redact(shlex.join(words))}",
+        )
+    if check and code != 0:
+        raise ForgeError(
+            f"{what}: exit code {code}\n{done.tail}",
+            expected="exit code 0",
+            mend=mend or f"try by hand: {redact(shlex.join(words))}",
+            exit_code=Exit.CANNOT,
+        )
+    return done
+
+
+def _drain(child: subprocess.Popen[bytes], deadline: float, take: Callable[[bytes], None]) -> bool:
+    """Hand every line of a child's output on; False when the deadline came first."""
+    assert child.stdout is not None  # noqa: S101 - Popen was given a pipe
+    handle = child.stdout.fileno()
+    os.set_blocking(handle, False)
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(handle, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            # a grandchild may hold the pipe open after the child has ended
+            ready = selector.select(min(left, 0.5))
+            if not ready:
+                if child.poll() is not None:
+                    break
+                continue
+            chunk = os.read(handle, 1 << 16)
+            if not chunk:
+                break
+            *full, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            for line in full:
+                take(line)
+    if rest:
+        take(rest)
+    while child.poll() is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def end_group(child: subprocess.Popen[bytes]) -> None:
+    """End a child and everything in its process group: TERM, then KILL after a grace period.
+
+    Args:
+        child: A child started with ``start_new_session=True``, running or ended.
+    """
+    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        try:
+            os.killpg(child.pid, number)
+        except (ProcessLookupError, PermissionError):
+            break
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and _group_alive(child):
+            time.sleep(0.02)
+        if not _group_alive(child):
+            break
+    if child.poll() is None:
+        child.wait(timeout=GRACE_S)
+
+
+def _group_alive(child: subprocess.Popen[bytes]) -> bool:
+    child.poll()
+    try:
+        os.killpg(child.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Stage 5: what the stages left behind becomes one report."""

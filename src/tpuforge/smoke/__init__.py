@@ -1,0 +1,1 @@
+"""Stage 4: images are run and judged by the suite that travels in them."""

@@ -1,0 +1,170 @@
+"""How every verb runs: arguments, display, result file, exit code.
+
+A verb is a function from its arguments to an :class:`Outcome`. :func:`run_verb` gives it
+``--help`` and ``--json``, a progress display, one place for errors, and writes
+``out/results/<name>.json`` (schema in ``docs/results.md``), which is what the next stage and the
+report read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any, Literal
+
+from tpuforge.console import Progress, duration, print_error
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import out_dir, write_json
+from tpuforge.process import redact
+
+
+@dataclass
+class Outcome:
+    """What a verb did.
+
+    Attributes:
+        status: ``done``, or ``unchanged`` when nothing had to be done.
+        summary: One line for people: what was done, or why nothing had to be.
+        data: Figures, digests and paths for machines and for the report.
+        notes: What the reader of the report must not miss, one sentence each.
+        exit_code: The verb's exit code.
+        text: More lines for people, printed before the summary.
+    """
+
+    status: Literal["done", "unchanged"]
+    summary: str
+    data: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    exit_code: Exit = Exit.OK
+    text: str = ""
+
+
+Action = Callable[[argparse.Namespace, Progress], Outcome]
+
+
+class _Interrupted(BaseException):
+    """Raised in the main thread by TERM and HUP, so that every ``finally`` runs."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise _Interrupted(signal.Signals(number).name)
+
+
+def parser(verb: str, description: str) -> argparse.ArgumentParser:
+    """An argument parser with what all verbs share.
+
+    Args:
+        verb: The verb, as ``nox -s`` knows it.
+        description: One or two sentences on what it does.
+
+    Returns:
+        A parser that already has ``--json``.
+    """
+    made = argparse.ArgumentParser(prog=f"forge {verb}", description=description)
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    return made
+
+
+def run_verb(
+    verb: str,
+    arguments: argparse.ArgumentParser,
+    action: Action,
+    argv: Sequence[str] | None = None,
+    *,
+    result_name: Callable[[argparse.Namespace], str] | None = None,
+) -> int:
+    """Run a verb from its command line to its exit code.
+
+    Args:
+        verb: The verb, as ``nox -s`` knows it.
+        arguments: Its parser, from :func:`parser`.
+        action: What it does.
+        argv: Its arguments; the process's own if not given.
+        result_name: The name of its file in ``out/results``, from the parsed arguments; the verb
+            itself if not given.
+
+    Returns:
+        The exit code (see :class:`~tpuforge.errors.Exit`).
+    """
+    options = arguments.parse_args(argv)
+    before = {
+        number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    name = result_name(options) if result_name else verb
+    started = datetime.now(UTC)
+    clock = time.monotonic()
+    try:
+        with Progress(verb, quiet=options.json) as progress:
+            outcome = action(options, progress)
+    except ForgeError as error:
+        record = {"status": "failed", "error": error.as_dict(), "exit_code": int(error.exit_code)}
+        _leave(name, verb, record, started, clock, as_json=options.json)
+        print_error(verb, error)
+        return error.exit_code
+    except OSError as error:
+        # a full disk or a missing permission can come from any line that writes
+        failure = ForgeError(
+            redact(str(error)),
+            expected="files and folders that can be read and written, and space for them",
+            mend="free some space or mend the permissions, then run the same command again",
+        )
+        record = {"status": "failed", "error": failure.as_dict(), "exit_code": int(Exit.CANNOT)}
+        _leave(name, verb, record, started, clock, as_json=options.json)
+        print_error(verb, failure)
+        return Exit.CANNOT
+    except (KeyboardInterrupt, _Interrupted):
+        record = {"status": "interrupted", "exit_code": int(Exit.INTERRUPTED)}
+        _leave(name, verb, record, started, clock, as_json=options.json)
+        print(f"{verb}: interrupted; what was finished is kept", file=sys.stderr)
+        return Exit.INTERRUPTED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    record = {
+        "status": outcome.status,
+        "summary": outcome.summary,
+        "notes": outcome.notes,
+        "data": outcome.data,
+        "exit_code": int(outcome.exit_code),
+    }
+    _leave(name, verb, record, started, clock, as_json=options.json)
+    if not options.json:
+        if outcome.text:
+            print(outcome.text)
+        spent = duration(time.monotonic() - clock)
+        word = "nothing to do" if outcome.status == "unchanged" else "done"
+        print(f"{verb}: {word} in {spent}: {outcome.summary}", flush=True)
+    return outcome.exit_code
+
+
+def _leave(
+    name: str,
+    verb: str,
+    record: dict[str, Any],
+    started: datetime,
+    clock: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Write the result file, and print it for a machine that asked."""
+    record = {
+        "schema": "tpuforge.result/1",
+        "verb": verb,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - clock, 3),
+        **record,
+    }
+    try:
+        write_json(out_dir() / "results" / f"{name}.json", record)
+    except OSError as error:
+        print(f"{verb}: the result file could not be written: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False), flush=True)
