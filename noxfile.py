@@ -18,10 +18,12 @@ nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lock_check", "fetch_wheel", "bake", "smoke", "bench", "report"]
 
 
-def run(session: nox.Session, module: str, *arguments: str) -> None:
+def run(session: nox.Session, module: str) -> None:
     """Run a module of the locked environment; its exit code becomes nox's own."""
-    forge = [sys.executable, str(ROOT / "forge"), "--python-module", module]
-    code = subprocess.call([*forge, *arguments, *session.posargs])
+    own = ROOT / ".venv" / "bin" / "python"
+    python = str(own) if own.exists() else sys.executable
+    forge = [python, str(ROOT / "forge"), "--python-module", module]
+    code = subprocess.call([*forge, *session.posargs])
     if code:
         # nox turns every failure into 1, and pipelines tell "unhealthy" from "could not judge"
         sys.exit(code)

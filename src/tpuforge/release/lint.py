@@ -1,0 +1,80 @@
+"""The ``lint`` verb: style, types, shell scripts and Dockerfiles, with the locked tools."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpuforge import process
+from tpuforge.console import Progress
+from tpuforge.errors import Exit
+from tpuforge.paths import ROOT
+from tpuforge.verb import Outcome, parser, run_verb
+
+_LIMIT_S = 600.0
+
+
+def _first_line(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.readline(200).decode("utf-8", "replace")
+
+
+def checkers(files: Sequence[Path]) -> dict[str, list[str]]:
+    """The command of each checker, by its name.
+
+    Args:
+        files: Every file of the project, as git lists them.
+
+    Returns:
+        Name to argv; a checker with nothing to check is left out.
+    """
+    tools = Path(sys.executable).parent
+    python = ["noxfile.py", "forge", "src", "smoke", "tests"]
+    shell = [
+        str(p) for p in files if _first_line(p).startswith(("#!/bin/sh", "#!/usr/bin/env bash"))
+    ]
+    docker = [str(path) for path in files if path.name.startswith("Dockerfile")]
+    commands = {
+        "ruff check": [str(tools / "ruff"), "check", *python],
+        "ruff format": [str(tools / "ruff"), "format", "--check", *python],
+        "mypy": [str(tools / "mypy")],
+        "shellcheck": [str(tools / "shellcheck"), *shell] if shell else [],
+        "hadolint": [str(tools / "hadolint"), *docker] if docker else [],
+    }
+    return {name: command for name, command in commands.items() if command}
+
+
+def _lint(options: argparse.Namespace, progress: Progress) -> Outcome:
+    del options
+    listed = process.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, timeout=60)
+    files = [ROOT / name for name in listed.output.splitlines()]
+    faults: dict[str, str] = {}
+    commands = checkers([path for path in files if path.is_file()])
+    for name, command in commands.items():
+        with progress.step(name):
+            done = process.run(command, cwd=ROOT, timeout=_LIMIT_S, check=False)
+        if done.code:
+            faults[name] = done.output
+    if faults:
+        text = "\n".join(f"{name}:\n{output}" for name, output in faults.items())
+        summary = f"{', '.join(faults)} found faults"
+        return Outcome("done", summary, {"faults": faults}, exit_code=Exit.FAULT, text=text)
+    return Outcome("done", f"{', '.join(commands)} found nothing", {"faults": {}})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the ``lint`` verb.
+
+    Args:
+        argv: Its arguments; the process's own if not given.
+
+    Returns:
+        0 when every checker is content, 1 when one found a fault, 2 when one could not run.
+    """
+    return run_verb("lint", parser("lint", __doc__ or ""), _lint, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
