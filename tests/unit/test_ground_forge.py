@@ -1,0 +1,75 @@
+"""The launcher: what it runs, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def forge(root: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(root / "forge"), *argv],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with the launcher alone, in a folder with a space and an accent."""
+    root = tmp_path / "a künstler's folder"
+    (root / "lock").mkdir(parents=True)
+    shutil.copy(ROOT / "forge", root)
+    return root
+
+
+def test_no_lock_for_this_python_is_said(checkout: Path) -> None:
+    (checkout / "lock" / "tools-py399.txt").touch()
+    done = forge(checkout)
+    assert done.returncode == 2
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert f"there are no locked tools for Python {version}" in done.stderr
+    assert "tools-py399.txt" in done.stderr
+
+
+def test_tools_that_cannot_be_had_are_said_and_leave_no_environment(checkout: Path) -> None:
+    lock = f"tools-py{sys.version_info[0]}{sys.version_info[1]}.txt"
+    digest = "0" * 64
+    (checkout / "lock" / lock).write_text(f"no-such-tool==1 --hash=sha256:{digest}\n")
+    poison = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    done = forge(checkout, **poison)
+    assert done.returncode == 2
+    assert "the tools could not be installed" in done.stderr
+    assert "no-such-tool" in done.stderr
+    assert not (checkout / ".venv" / "forge.key").exists()
+
+
+def test_verbs_and_nox_options_reach_nox(checkout: Path) -> None:
+    """A stand-in environment records how the launcher would call nox."""
+    lock = checkout / "lock" / f"tools-py{sys.version_info[0]}{sys.version_info[1]}.txt"
+    lock.write_text("")
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    python.chmod(0o755)
+    key = (
+        "import runpy, sys; m = runpy.run_path(sys.argv[1]);"
+        "(m['VENV'] / 'forge.key').write_text(m['key']())"
+    )
+    subprocess.run([sys.executable, "-c", key, str(checkout / "forge")], check=True)
+    nox = f"-m|nox|-f|{checkout / 'noxfile.py'}|"
+    assert forge(checkout).stdout == nox
+    assert forge(checkout, "-l").stdout == f"{nox}-l|"
+    assert forge(checkout, "bake", "--no-cache").stdout == f"{nox}-s|bake|--|--no-cache|"
+    assert forge(checkout, "tests", "--", "unit").stdout == f"{nox}-s|tests|--|unit|"
+    assert forge(checkout, "--python-module", "x.y", "-z").stdout == "-m|x.y|-z|"

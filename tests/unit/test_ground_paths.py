@@ -1,0 +1,95 @@
+"""Files appear whole or not at all, and two runs wait for each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tpuforge import paths
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    paths.write_atomic(target, "old")
+    with pytest.raises(RuntimeError), paths.atomic_file(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_damaged_json_file_counts_as_missing(tmp_path: Path) -> None:
+    target = tmp_path / "file.json"
+    assert paths.read_json(target) is None
+    target.write_text('{"half":')
+    assert paths.read_json(target) is None
+    paths.write_json(target, {"b": 1, "a": "ü"})
+    assert paths.read_json(target) == {"a": "ü", "b": 1}
+
+
+def test_tree_digest_depends_on_names_bytes_and_executability_only(tmp_path: Path) -> None:
+    def tree(name: str) -> Path:
+        root = tmp_path / name / "suite"
+        (root / "sub").mkdir(parents=True)
+        (root / "sub" / "a.py").write_text("a")
+        (root / "b.sh").write_text("b")
+        return root
+
+    one, two = tree("one"), tree("two")
+    os.utime(two / "b.sh", (1, 1))
+    (two / "sub" / "a.py").chmod(0o600)
+    (two / "__pycache__").mkdir()
+    (two / "__pycache__" / "a.pyc").write_text("x")
+    assert paths.sha256_tree(one) == paths.sha256_tree(two)
+    (two / "b.sh").chmod(0o755)
+    assert paths.sha256_tree(one) != paths.sha256_tree(two)
+    (two / "b.sh").chmod(0o644)
+    (two / "sub" / "a.py").rename(two / "a.py")
+    assert paths.sha256_tree(one) != paths.sha256_tree(two)
+
+
+def test_text_digest_knows_the_borders() -> None:
+    assert paths.sha256_text("ab", "c") != paths.sha256_text("a", "bc")
+
+
+_HOLDER = """
+import sys, time
+from tpuforge.paths import exclusive
+with exclusive("thing"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def _hold(seconds: float) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_a_second_run_waits_and_says_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    waited: list[str] = []
+    with _hold(0.5) as child:
+        with paths.exclusive("thing", waited.append):
+            assert child.wait(timeout=5) == 0
+        assert waited == [f"process {child.pid}"]
+
+
+def test_a_killed_run_leaves_no_stale_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    with _hold(60) as child:
+        child.kill()
+    started = time.monotonic()
+    with paths.exclusive("thing"):
+        assert time.monotonic() - started < 2

@@ -1,0 +1,137 @@
+"""Subprocesses: scrubbed, bounded, cleaned up, and silent about secrets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tpuforge import process
+from tpuforge.errors import ForgeError
+
+PYTHON = sys.executable
+
+
+@pytest.mark.parametrize(
+    "name", ["PIP_INDEX_URL", "PIP_CONSTRAINT", "UV_INDEX", "DOCKER_HOST", "BAZEL_SH", "PYTHONPATH"]
+)
+def test_child_does_not_see_what_could_change_a_result(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "poison")
+    done = process.run([PYTHON, "-c", "import os; print(sorted(os.environ.items()))"], timeout=30)
+    assert "poison" not in done.output
+
+
+def test_child_sees_how_to_reach_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/bundle.pem")
+    assert process.clean_env()["SSL_CERT_FILE"] == "/bundle.pem"
+
+
+def test_output_comes_line_by_line_and_whole(tmp_path: Path) -> None:
+    seen: list[str] = []
+    log = tmp_path / "log"
+    code = "import sys; print('a'); print('b', file=sys.stderr); sys.stdout.write('no end')"
+    done = process.run([PYTHON, "-uc", code], timeout=30, on_line=seen.append, log=log)
+    assert seen == ["a", "b", "no end"]
+    assert log.read_text().splitlines() == seen == done.output.splitlines()
+
+
+def test_failure_names_the_command_and_its_last_words() -> None:
+    code = "import sys; print('the cause'); sys.exit(7)"
+    with pytest.raises(ForgeError) as caught:
+        process.run([PYTHON, "-c", code], timeout=30, doing="trying")
+    assert "trying: exit code 7" in caught.value.found
+    assert "the cause" in caught.value.found
+    assert "try by hand" in caught.value.mend
+
+
+def test_missing_program_is_named() -> None:
+    with pytest.raises(ForgeError, match="no-such-program is not there"):
+        process.run(["no-such-program"], timeout=1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+def test_time_limit_ends_the_whole_group(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"sleep 60 & echo $! > {pid_file}; wait"
+    with pytest.raises(ForgeError, match="not done after 1 s"):
+        process.run(["sh", "-c", script], timeout=1)
+    assert not _alive(int(pid_file.read_text()))
+
+
+def test_a_child_that_ignores_term_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.5)
+    pid_file = tmp_path / "pid"
+    script = f"trap '' TERM; echo $$ > {pid_file}; while :; do sleep 0.1; done"
+    with pytest.raises(ForgeError):
+        process.run(["sh", "-c", script], timeout=1)
+    assert not _alive(int(pid_file.read_text()))
+
+
+def test_a_grandchild_that_keeps_the_pipe_does_not_hold_the_run() -> None:
+    started = time.monotonic()
+    done = process.run(["sh", "-c", "sleep 30 & echo done"], timeout=20)
+    assert done.output == "done"
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_verb_ends_its_children(tmp_path: Path, number: signal.Signals) -> None:
+    pid_file = tmp_path / "pid"
+    code = f"""
+import sys
+from tpuforge import process, verb
+def act(options, progress):
+    process.run(["sh", "-c", "echo $$ > {pid_file}; sleep 60"], timeout=60)
+sys.exit(verb.run_verb("probe", verb.parser("probe", ""), act, []))
+"""
+    env = os.environ | {"TPUFORGE_OUT": str(tmp_path / "out")}
+    child = subprocess.Popen(
+        [PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 20
+    while not (pid_file.exists() and pid_file.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "interrupted; what was finished is kept" in errors
+    assert not _alive(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://user:hunter2@index.example/simple",
+        "https://hunter2@index.example/simple",
+        "Authorization: Bearer hunter2",
+        "password=hunter2",
+        "API_KEY: hunter2",
+    ],
+)
+def test_secrets_are_redacted(text: str) -> None:
+    assert "hunter2" not in process.redact(f"before {text} after")
+    done = process.run([PYTHON, "-c", f"print({text!r})"], timeout=30)
+    assert "hunter2" not in done.output
+
+
+def test_harmless_text_is_left_alone() -> None:
+    text = "https://index.example/simple/torch/ 3 tokens, see me@example.org"
+    assert process.redact(text) == text
