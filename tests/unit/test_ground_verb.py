@@ -97,6 +97,8 @@ def test_sizes_read_well(count: float, text: str) -> None:
     assert size(count) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (185, "3 min 05 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (185, "3 min 05 s")]
+)
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
