@@ -1,0 +1,990 @@
+"""One self-contained HTML page from health, image and bench data.
+
+The page needs nothing beside itself: no font, script, style or picture from elsewhere, and its
+own content policy forbids any. In the image it shows a health report alone; on the host
+``forge report`` hands it everything that is known. Only the standard library is used.
+
+Text never becomes markup by accident: :func:`tag` escapes every child that is not an
+:class:`Html` already, and every attribute.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Data = Mapping[str, Any]
+
+TIERS = ("static", "import", "compile", "simulate", "device")
+TIER_ASKS = {
+    "static": "Are the files in the image the ones that were locked?",
+    "import": "Do torch and torch_tpu load together?",
+    "compile": "Does the real TPU compiler accept real programs?",
+    "simulate": "Does the real wheel run programs, on a simulated chip?",
+    "device": "Do the same programs run on a TPU?",
+}
+VERDICTS = {
+    "healthy": ("passed", "Healthy"),
+    "unhealthy": ("failed", "Unhealthy"),
+    "unjudged": ("not run", "Not judged"),
+    "device": ("failed", "Device unusable"),
+    "stale": ("not run", "Not judged"),
+    "missing": ("not run", "Not judged"),
+}
+_MARKS = {"passed": "ok", "failed": "bad", "not run": "none"}
+
+
+_NOTHING = "-"
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+Child = str | Html | Iterable["Child"] | None
+
+_VOID = {"meta", "input", "br", "col", "line", "rect", "path"}
+
+
+def tag(element: str, /, *children: Child, **attributes: object) -> Html:
+    """One element; whatever is not :class:`Html` is escaped.
+
+    Args:
+        element: The element's name.
+        *children: Texts, elements, or nested sequences of them; None is left out.
+        **attributes: Attributes; ``class_`` means ``class``, ``_`` in a name means ``-``; None
+            and False are left out, True stands alone.
+
+    Returns:
+        The element.
+    """
+    parts = [f"<{element}"]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        shown = key.rstrip("_").replace("_", "-")
+        parts.append(f" {shown}" if value is True else f' {shown}="{html.escape(str(value))}"')
+    parts.append(">")
+    if element not in _VOID:
+        parts += [join(children), f"</{element}>"]
+    return Html("".join(parts))
+
+
+def join(children: Iterable[Child]) -> Html:
+    """Texts (escaped) and elements, one after the other.
+
+    Args:
+        children: Texts, elements, or nested sequences of them; None is left out.
+
+    Returns:
+        Their markup.
+    """
+    parts: list[str] = []
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, Html):
+            parts.append(child)
+        elif isinstance(child, str):
+            parts.append(html.escape(child))
+        else:
+            parts.append(join(child))
+    return Html("".join(parts))
+
+
+def size(count: object) -> str:
+    """Bytes for people, in decimal units.
+
+    Args:
+        count: A number of bytes; anything else shows as a hyphen.
+
+    Returns:
+        Such as ``517.3 MB``.
+    """
+    if not isinstance(count, int | float) or isinstance(count, bool):
+        return _NOTHING
+    value = float(count)
+    for unit in ("B", "kB", "MB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
+
+
+def seconds(span: object) -> str:
+    """A time span for people.
+
+    Args:
+        span: Seconds; anything that is no number shows as a hyphen.
+
+    Returns:
+        Such as ``41 ms``, ``4.2 s`` or ``3 min 05 s``.
+    """
+    if not isinstance(span, int | float) or isinstance(span, bool):
+        return _NOTHING
+    if span < 0.0995:
+        return f"{span * 1000:.0f} ms" if span >= 0.001 or span == 0 else f"{span * 1000:.2f} ms"
+    if span < 10:
+        return f"{span:.2f} s"
+    if span < 60:
+        return f"{span:.1f} s"
+    minutes, rest = divmod(round(span), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def quantity(value: object, unit: str) -> str:
+    """A measured value with its unit.
+
+    Args:
+        value: The number; None shows as a hyphen.
+        unit: ``s``, ``MB``, or any other word.
+
+    Returns:
+        Text for people.
+    """
+    if unit == "s":
+        return seconds(value)
+    return f"{number(value)} {unit}".strip()
+
+
+def number(value: object) -> str:
+    """A figure of a check, short.
+
+    Args:
+        value: Anything that JSON can hold.
+
+    Returns:
+        Numbers with at most four significant digits and thousands apart; other values as text.
+    """
+    if value is None:
+        return _NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(number(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number(item)}" for key, item in value.items())
+    return str(value)
+
+
+def mark(status: str, word: str | None = None) -> Html:
+    """A status: a shape, a colour and a word, so that none of them stands alone.
+
+    Args:
+        status: ``passed``, ``failed`` or ``not run``.
+        word: The word shown; the status itself if not given.
+
+    Returns:
+        The element.
+    """
+    kind = _MARKS.get(status, "none")
+    return tag("span", _shape(kind), word or status, class_=f"mark {kind}")
+
+
+def _shape(kind: str) -> Html:
+    body = {
+        "ok": '<circle cx="8" cy="8" r="7.5" fill="currentColor"/>'
+        '<path d="M4.4 8.3l2.4 2.5 4.8-5.4" fill="none" stroke="var(--on)" stroke-width="1.9"/>',
+        "bad": '<path d="M8 .6l7.6 14.2H.4z" fill="currentColor"/>'
+        '<path d="M8 5.4v4.4M8 11.4v1.8" stroke="var(--on)" stroke-width="1.9"/>',
+        "none": '<circle cx="8" cy="8" r="6.6" fill="none" stroke="currentColor" '
+        'stroke-width="1.6" stroke-dasharray="3 2.2"/><path d="M5 8h6" stroke="currentColor" '
+        'stroke-width="1.6"/>',
+    }[kind]
+    return Html(f'<svg viewBox="0 0 16 16" aria-hidden="true">{body}</svg>')
+
+
+def render(
+    health: Data | None,
+    *,
+    image: Data | None = None,
+    bench: Data | None = None,
+    stages: Sequence[Data] = (),
+    notes: Sequence[Data] = (),
+    verdict: Data | None = None,
+    made: str = "",
+) -> str:
+    """The whole page.
+
+    Args:
+        health: A ``tpuforge.health/1`` report; None when the suite has not run.
+        image: A ``tpuforge.image/1`` record (host only).
+        bench: A ``tpuforge.bench/1`` record (host only).
+        stages: ``tpuforge.result/1`` records in the order of the main job (host only).
+        notes: What must not be missed: ``{"from": who says it, "text": one sentence}``.
+        verdict: ``{"word": a key of VERDICTS, "why": one sentence}``; from ``health`` if not
+            given.
+        made: When the page was made, for its foot.
+
+    Returns:
+        An HTML document.
+    """
+    health = health or {}
+    verdict = verdict or judge(health)
+    name = _name(health, image)
+    checks = _dicts(health.get("checks"))
+    sections = [
+        ("tiers", "Tiers", _tiers(health) if health else None),
+        ("image", "Image", _image(image) if image else _facts(health)),
+        ("run", "Run it", _run(image)),
+        ("checks", "Checks", _checks(checks)),
+        ("bench", "Bench", _bench(bench) if bench else None),
+        ("stages", "Stages", _stages(stages)),
+        ("packages", "Packages", _packages(_dicts(health.get("packages")))),
+    ]
+    shown = [(key, title, body) for key, title, body in sections if body]
+    links = [tag("a", title, href=f"#{key}") for key, title, _ in shown]
+    body = tag(
+        "body",
+        tag("a", "Skip to the checks", href="#checks", class_="skip") if checks else None,
+        tag(
+            "header",
+            tag(
+                "div",
+                tag("span", "tpuforge", class_="brand"),
+                tag("nav", links, aria_label="On this page"),
+                class_="bar",
+            ),
+            _banner(name, health, verdict, image),
+        ),
+        tag(
+            "main",
+            _notes(notes),
+            [
+                tag(
+                    "section",
+                    tag("h2", title, id_=f"{key}-title"),
+                    part,
+                    id_=key,
+                    aria_labelledby=f"{key}-title",
+                )
+                for key, title, part in shown
+            ],
+        ),
+        tag("footer", tag("p", _foot(health, made))),
+        tag("script", Html(_SCRIPT)),
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag(
+            "meta",
+            http_equiv="Content-Security-Policy",
+            content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'",
+        ),
+        tag("title", f"{_word(verdict)}: {name}"),
+        tag("style", Html(_STYLE)),
+    )
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def judge(health: Data) -> dict[str, str]:
+    """The verdict of a health report, in a word and a sentence.
+
+    Args:
+        health: A ``tpuforge.health/1`` report, or an empty mapping when there is none.
+
+    Returns:
+        ``{"word": a key of VERDICTS, "why": one sentence}``.
+    """
+    if not health:
+        return {"word": "missing", "why": "The health suite has not run."}
+    word = str(health.get("verdict", "unjudged"))
+    word = word if word in VERDICTS else "unjudged"
+    checks = _dicts(health.get("checks"))
+    failed = [check for check in checks if check.get("status") == "failed"]
+    highest = health.get("highest_tier")
+    reached = f"Highest tier reached: {highest}." if highest else "No tier was reached."
+    if word == "healthy":
+        passed = sum(check.get("status") == "passed" for check in checks)
+        return {"word": word, "why": f"{_count(passed, 'check')} passed. {reached}"}
+    if failed:
+        names = ", ".join(str(check.get("id", "?")) for check in failed[:3])
+        more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
+        return {"word": word, "why": f"{_count(len(failed), 'check')} failed: {names}{more}."}
+    whys = [
+        f"{key}: {tier.get('why')}"
+        for key, tier in _tier_list(health)
+        if tier.get("status") != "passed" and tier.get("why")
+    ]
+    return {"word": word, "why": f"{reached} {'; '.join(whys[:2])}".strip()}
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _tier_list(health: Data) -> list[tuple[str, dict[str, Any]]]:
+    tiers = _dict(health.get("tiers"))
+    return [(key, _dict(tiers.get(key))) for key in TIERS]
+
+
+def _word(verdict: Data) -> str:
+    return VERDICTS.get(str(verdict.get("word")), VERDICTS["unjudged"])[1]
+
+
+def _name(health: Data, image: Data | None) -> str:
+    if image and image.get("name"):
+        return str(image["name"])
+    facts = _dict(health.get("image"))
+    if facts:
+        return f"{facts.get('image', '?')}, Python {facts.get('python', '?')}"
+    return "an environment that is no tpuforge image"
+
+
+def _banner(name: str, health: Data, verdict: Data, image: Data | None) -> Html:
+    status, word = VERDICTS.get(str(verdict.get("word")), VERDICTS["unjudged"])
+    kind = _MARKS[status]
+    digest = (image or {}).get("manifest_digest")
+    return tag(
+        "div",
+        tag("div", _shape(kind), class_=f"seal {kind}"),
+        tag(
+            "div",
+            tag("p", name, class_="name"),
+            tag("h1", word),
+            tag("p", str(verdict.get("why") or ""), class_="why"),
+            tag("p", tag("code", str(digest)), class_="digest") if digest else None,
+        ),
+        tag("dl", _headline(health, image), class_="headline"),
+        class_=f"banner {kind}",
+    )
+
+
+def _headline(health: Data, image: Data | None) -> list[Html]:
+    pairs: list[tuple[str, str]] = []
+    if image:
+        pairs.append(("compressed", size(image.get("compressed_bytes"))))
+        pairs.append(("unpacked", size(image.get("unpacked_bytes"))))
+    if health:
+        peak = [
+            check["peak_memory_bytes"]
+            for check in _dicts(health.get("checks"))
+            if isinstance(check.get("peak_memory_bytes"), int)
+        ]
+        pairs.append(("health suite", seconds(health.get("seconds"))))
+        if peak:
+            pairs.append(("peak memory", size(max(peak))))
+    return [tag("div", tag("dt", key), tag("dd", value)) for key, value in pairs]
+
+
+def _notes(notes: Sequence[Data]) -> Html | None:
+    if not notes:
+        return None
+    items = [
+        tag("li", tag("b", str(note.get("from") or "note")), " ", str(note.get("text") or ""))
+        for note in notes
+    ]
+    return tag("aside", tag("h2", "Do not miss"), tag("ul", items), class_="notes")
+
+
+def _tiers(health: Data) -> Html:
+    cards = []
+    for position, (key, tier) in enumerate(_tier_list(health), 1):
+        status = str(tier.get("status") or "not run")
+        counts = [
+            _count(tier[word.replace(" ", "_")], "check") + f" {word}"
+            for word in ("passed", "failed", "not run")
+            if isinstance(tier.get(word.replace(" ", "_")), int) and tier[word.replace(" ", "_")]
+        ]
+        measured = tier.get("seconds") is not None and status != "not run"
+        cards.append(
+            tag(
+                "li",
+                tag("p", tag("span", str(position), class_="step"), key, class_="tier-name"),
+                mark(status),
+                tag("p", TIER_ASKS[key], class_="ask"),
+                tag("p", str(tier.get("why")), class_="reason") if tier.get("why") else None,
+                tag("p", ", ".join(counts), class_="counts") if counts else None,
+                tag(
+                    "dl",
+                    tag("div", tag("dt", "time"), tag("dd", seconds(tier.get("seconds")))),
+                    tag(
+                        "div",
+                        tag("dt", "peak memory"),
+                        tag("dd", size(tier.get("peak_memory_bytes"))),
+                    ),
+                )
+                if measured
+                else None,
+                class_=f"card {_MARKS.get(status, 'none')}",
+            )
+        )
+    return tag("ol", cards, class_="tiers")
+
+
+def _pairs(pairs: Iterable[tuple[str, object]], class_: str = "pairs") -> Html:
+    return tag(
+        "dl",
+        [
+            tag("div", tag("dt", key), tag("dd", value if isinstance(value, Html) else str(value)))
+            for key, value in pairs
+            if value not in (None, "")
+        ],
+        class_=class_,
+    )
+
+
+def _facts(health: Data) -> Html | None:
+    facts = _dict(health.get("image"))
+    if not facts:
+        return None
+    return _pairs(
+        [(key.replace("_", " "), number(value)) for key, value in facts.items() if key != "schema"]
+    )
+
+
+def _image(image: Data) -> Html:
+    facts = _pairs(
+        [
+            ("name", tag("code", str(image.get("name") or _NOTHING))),
+            ("manifest digest", tag("code", str(image.get("manifest_digest") or _NOTHING))),
+            ("config digest", tag("code", str(image.get("config_digest") or _NOTHING))),
+            ("flavour", image.get("flavour")),
+            ("Python", image.get("python")),
+            ("compressed", size(image.get("compressed_bytes"))),
+            ("unpacked", size(image.get("unpacked_bytes"))),
+            ("lock", tag("code", str(image["lock_sha256"])) if image.get("lock_sha256") else None),
+            (
+                "suite",
+                tag("code", str(image["suite_sha256"])) if image.get("suite_sha256") else None,
+            ),
+        ]
+    )
+    labels = _dict(image.get("labels"))
+    more = (
+        tag(
+            "details",
+            tag("summary", f"Labels ({len(labels)})"),
+            _pairs([(key, tag("code", str(value))) for key, value in sorted(labels.items())]),
+        )
+        if labels
+        else None
+    )
+    return join([facts, _layers(_dicts(image.get("layers"))), more])
+
+
+def _layers(layers: list[dict[str, Any]]) -> Html | None:
+    sizes = [layer.get("compressed_bytes") for layer in layers]
+    total = sum(value for value in sizes if isinstance(value, int))
+    if not total:
+        return None
+    bars, rows = [], []
+    for position, layer in enumerate(layers, 1):
+        compressed = layer.get("compressed_bytes")
+        share = 100 * compressed / total if isinstance(compressed, int) else 0
+        tone = f"t{(position - 1) % 6}"
+        what = str(layer.get("what") or "layer")
+        bars.append(
+            tag(
+                "span",
+                str(position) if share > 3 else "",
+                class_=tone,
+                style=f"flex:{max(share, 0.4):.2f} 0 0",
+                title=f"{what}: {size(compressed)}",
+            )
+        )
+        rows.append(
+            tag(
+                "tr",
+                tag("td", tag("span", str(position), class_=f"key {tone}")),
+                tag("td", what),
+                tag("td", size(compressed), class_="n"),
+                tag("td", size(layer.get("unpacked_bytes")), class_="n"),
+                tag(
+                    "td",
+                    tag("code", str(layer.get("digest") or _NOTHING)[:19] + "…"),
+                    class_="wide",
+                    title=str(layer.get("digest") or ""),
+                ),
+            )
+        )
+    head = tag(
+        "tr",
+        tag("th", "", scope="col"),
+        tag("th", "layer", scope="col"),
+        tag("th", "compressed", class_="n", scope="col"),
+        tag("th", "unpacked", class_="n", scope="col"),
+        tag("th", "digest", class_="wide", scope="col"),
+    )
+    return tag(
+        "figure",
+        tag(
+            "figcaption",
+            "Layers, by compressed size: what a pull transfers. Only a layer whose "
+            "digest changed is pulled again.",
+        ),
+        tag(
+            "div",
+            bars,
+            class_="layers",
+            role="img",
+            aria_label="Share of each layer, given in the table below",
+        ),
+        tag("table", tag("thead", head), tag("tbody", rows)),
+    )
+
+
+def _run(image: Data | None) -> Html | None:
+    line = (image or {}).get("run_line")
+    if not line:
+        return None
+    return join(
+        [
+            tag("p", "On a TPU VM, with this image pulled or loaded:"),
+            tag(
+                "div",
+                tag("pre", tag("code", str(line))),
+                tag("button", "Copy", type_="button", class_="copy", hidden=True),
+                class_="shell",
+            ),
+        ]
+    )
+
+
+def _checks(checks: list[dict[str, Any]]) -> Html | None:
+    if not checks:
+        return None
+    tiers = [tier for tier in TIERS if any(check.get("tier") == tier for check in checks)]
+    statuses = [
+        status
+        for status in ("failed", "not run", "passed")
+        if any(check.get("status") == status for check in checks)
+    ]
+    tools = tag(
+        "form",
+        tag(
+            "label",
+            "Search ",
+            tag(
+                "input",
+                type_="search",
+                id_="search",
+                autocomplete="off",
+                placeholder="name, purpose, detail, remedy",
+            ),
+        ),
+        _choice("status", statuses),
+        _choice("tier", tiers),
+        tag("output", _count(len(checks), "check"), id_="shown"),
+        id_="tools",
+        role="search",
+        hidden=True,
+    )
+    order = {"failed": 0, "not run": 2}
+    ranked = sorted(checks, key=lambda check: order.get(str(check.get("status")), 1))
+    return join([tools, tag("div", [_check(check) for check in ranked], class_="checks")])
+
+
+def _choice(name: str, values: Sequence[str]) -> Html:
+    options = [
+        tag(
+            "label",
+            tag("input", type_="radio", name=name, value=value, checked=not value),
+            tag("span", value or "all"),
+        )
+        for value in ("", *values)
+    ]
+    return tag("fieldset", tag("legend", name), options)
+
+
+def _check(check: dict[str, Any]) -> Html:
+    status = str(check.get("status") or "not run")
+    warning = check.get("severity") == "warning"
+    figures = _dict(check.get("figures"))
+    detail = str(check.get("detail") or "")
+    remedy = str(check.get("remedy") or "")
+    words = " ".join(
+        str(check.get(key) or "") for key in ("id", "purpose", "detail", "remedy", "tier")
+    )
+    return tag(
+        "details",
+        tag(
+            "summary",
+            mark(status),
+            tag(
+                "span",
+                tag("code", str(check.get("id") or "?")),
+                tag("span", "warning only", class_="chip") if warning else None,
+                tag("span", str(check.get("purpose") or ""), class_="purpose"),
+                class_="what",
+            ),
+            tag("span", str(check.get("tier") or ""), class_="tier"),
+            tag("span", seconds(check.get("seconds")), class_="n time"),
+            tag(
+                "span",
+                size(check["peak_memory_bytes"])
+                if check.get("peak_memory_bytes") is not None
+                else "",
+                class_="n memory",
+            ),
+        ),
+        tag(
+            "div",
+            tag("pre", detail) if detail else None,
+            _pairs(
+                [(key.replace("_", " "), number(value)) for key, value in figures.items()],
+                "figures",
+            )
+            if figures
+            else None,
+            tag("p", tag("b", "Remedy "), remedy, class_="remedy")
+            if remedy and status != "passed"
+            else None,
+            tag("p", tag("b", "If it fails "), remedy, class_="remedy quiet")
+            if remedy and status == "passed"
+            else None,
+            class_="inside",
+        ),
+        class_=f"check {_MARKS.get(status, 'none')}",
+        open_=status == "failed",
+        data_status=status,
+        data_tier=str(check.get("tier") or ""),
+        data_words=words.lower(),
+    )
+
+
+def _bench(bench: Data) -> Html | None:
+    measured = _dicts(bench.get("measurements"))
+    if not measured:
+        return None
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for item in measured:
+        groups.setdefault(str(item.get("id") or "?").partition(".")[0], []).append(item)
+    figures = [_bench_group(name, items) for name, items in groups.items()]
+    host = _dict(bench.get("host"))
+    where = f" on {host['cores']} cores" if host.get("cores") else ""
+    legend = tag(
+        "p",
+        f"Measured{where}. A bar runs from the fastest to the slowest sample, its tick is the "
+        "median; each group has its own scale from zero.",
+        class_="legend",
+    )
+    return join([legend, figures])
+
+
+def _bench_group(name: str, items: list[dict[str, Any]]) -> Html:
+    tops: dict[str, float] = {}
+    for item in items:
+        if isinstance(item.get("max"), int | float):
+            unit = str(item.get("unit") or "")
+            tops[unit] = max(tops.get(unit, 0.0), float(item["max"]))
+    rows = []
+    for item in items:
+        unit = str(item.get("unit") or "")
+        label = tag(
+            "th",
+            tag("code", str(item.get("id") or "?")),
+            tag("span", str(item.get("what") or ""), class_="purpose"),
+            scope="row",
+        )
+        if item.get("not_run") or not isinstance(item.get("median"), int | float):
+            why = str(item.get("not_run") or "no sample")
+            rows.append(tag("tr", label, tag("td", mark("not run", f"not run: {why}"), colspan=3)))
+            continue
+        low, middle, high = (float(item.get(key) or 0.0) for key in ("min", "median", "max"))
+        samples = item.get("samples")
+        count = len(samples) if isinstance(samples, list) else 0
+        rows.append(
+            tag(
+                "tr",
+                label,
+                tag("td", _spread(low, middle, high, tops.get(unit, 0.0)), class_="plot"),
+                tag("td", tag("b", quantity(middle, unit)), class_="n"),
+                tag(
+                    "td",
+                    f"{quantity(low, unit)} to {quantity(high, unit)}, {count} samples"
+                    if count > 1
+                    else "one sample",
+                    class_="n spread",
+                ),
+            )
+        )
+    return tag("table", tag("caption", name), tag("tbody", rows), class_="bench")
+
+
+def _spread(low: float, middle: float, high: float, top: float) -> Html:
+    scale = 196 / top if top > 0 else 0.0
+    left, tick, right = (2 + value * scale for value in (low, middle, high))
+    return tag(
+        "svg",
+        tag("line", x1=2, x2=198, y1=10, y2=10, class_="axis"),
+        tag("line", x1=2, x2=f"{tick:.1f}", y1=10, y2=10, class_="reach"),
+        tag(
+            "rect",
+            x=f"{left:.1f}",
+            y=5,
+            width=f"{max(right - left, 2):.1f}",
+            height=10,
+            rx=2,
+            class_="range",
+        ),
+        tag("line", x1=f"{tick:.1f}", x2=f"{tick:.1f}", y1=1, y2=19, class_="tick"),
+        viewBox="0 0 200 20",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label="spread, given in the next columns",
+    )
+
+
+def _stages(stages: Sequence[Data]) -> Html | None:
+    if not stages:
+        return None
+    top = max((float(stage.get("seconds") or 0) for stage in stages), default=0.0)
+    words = {"done": "passed", "unchanged": "passed", "failed": "failed"}
+    rows = []
+    for stage in stages:
+        status = str(stage.get("status") or "not run")
+        shown = "passed" if status in words and not stage.get("exit_code") else "failed"
+        if status == "not run":
+            shown = "not run"
+        spent = stage.get("seconds")
+        share = 100 * float(spent) / top if isinstance(spent, int | float) and top else 0.0
+        error = _dict(stage.get("error"))
+        says = str(stage.get("summary") or error.get("found") or stage.get("why") or "")
+        rows.append(
+            tag(
+                "tr",
+                tag("th", tag("code", str(stage.get("verb") or "?")), scope="row"),
+                tag("td", mark(shown, status)),
+                tag(
+                    "td",
+                    tag("span", style=f"width:{max(share, 0.5):.1f}%")
+                    if spent is not None
+                    else None,
+                    class_="meter",
+                ),
+                tag("td", seconds(spent), class_="n"),
+                tag("td", says, class_="says"),
+            )
+        )
+    note = tag(
+        "p",
+        "Each verb's last run. Unchanged means that its inputs were the same as before "
+        "and its earlier result stands.",
+        class_="legend",
+    )
+    return join([note, tag("table", tag("tbody", rows), class_="stages")])
+
+
+def _packages(packages: list[dict[str, Any]]) -> Html | None:
+    if not packages:
+        return None
+    items = [
+        tag(
+            "li",
+            tag("span", str(package.get("name") or "?")),
+            tag("code", str(package.get("version") or "?")),
+        )
+        for package in packages
+    ]
+    return tag(
+        "details",
+        tag("summary", f"{_count(len(packages), 'package')} in the image's environment"),
+        tag("ul", items, class_="packages"),
+        open_=len(packages) <= 60,
+    )
+
+
+def _foot(health: Data, made: str) -> str:
+    host = _dict(health.get("host"))
+    parts = []
+    if health.get("started"):
+        parts.append(f"Health suite started {health['started']}")
+    if host:
+        parts.append(
+            f"{host.get('machine', '?')}, {host.get('cores', '?')} cores, "
+            f"{size(host.get('memory_bytes'))} memory, kernel {host.get('kernel', '?')}"
+        )
+    if made:
+        parts.append(f"page made {made}")
+    return " · ".join(parts)
+
+
+_STYLE = """
+:root{--page:#f6f5f1;--sheet:#fff;--ink:#1c1f24;--soft:#5a616b;--line:#dedcd5;--on:#fff;
+--ok:#0b62a8;--ok-bg:#e6f0f9;--bad:#b4400c;--bad-bg:#fdece3;--none:#626a75;--none-bg:#eeedea;
+--warn:#7a5200;--warn-bg:#fff3d6;--code:#f1f0eb;--shadow:0 1px 2px #0000000d,0 4px 16px #0000000a;
+--t0:#0b3c5d;--t1:#1d6a96;--t2:#3f93bd;--t3:#2b7a78;--t4:#57648c;--t5:#8a7fae;
+--mono:ui-monospace,"SF Mono",SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+@media(prefers-color-scheme:dark){:root{--page:#14161a;--sheet:#1c1f25;--ink:#e7e8ea;
+--soft:#9ea6b1;--line:#31353d;--on:#14161a;--ok:#6cb6f0;--ok-bg:#16293b;--bad:#ff9a62;
+--bad-bg:#3a2116;--none:#a2a9b4;--none-bg:#282c33;--warn:#f0c463;--warn-bg:#342a12;--code:#262a31;
+--shadow:none;--t0:#5f93b8;--t1:#3c7ea8;--t2:#7bb8d6;--t3:#58a5a2;--t4:#8792bd;--t5:#b3a8d4}}
+*{box-sizing:border-box}
+html{scroll-behavior:smooth;scroll-padding-top:1rem;-webkit-text-size-adjust:100%}
+body{margin:0;background:var(--page);color:var(--ink);line-height:1.5;
+font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-serif}
+header,main,footer{max-width:70rem;margin:0 auto;padding:0 1.25rem}
+code,pre{font-family:var(--mono);font-size:.86em}
+.skip{position:absolute;left:-99em}.skip:focus{left:1rem;top:1rem}
+a{color:var(--ok)}
+.bar{display:flex;flex-wrap:wrap;gap:.4rem 1.2rem;align-items:baseline;padding:1.1rem 0 .9rem}
+.brand{font-weight:700;letter-spacing:-.01em;margin-right:auto}
+nav{display:flex;flex-wrap:wrap;gap:.2rem 1rem}
+nav a{color:var(--soft);text-decoration:none;font-size:.9rem}
+nav a:hover,nav a:focus{color:var(--ink);text-decoration:underline}
+.banner{display:grid;grid-template-columns:auto 1fr auto;gap:1rem 1.5rem;align-items:center;
+background:var(--sheet);border:1px solid var(--line);border-left:.5rem solid var(--tone);
+border-radius:.6rem;padding:1.5rem 1.75rem;box-shadow:var(--shadow)}
+.ok{--tone:var(--ok);--tint:var(--ok-bg)}.bad{--tone:var(--bad);--tint:var(--bad-bg)}
+.none{--tone:var(--none);--tint:var(--none-bg)}
+.seal{color:var(--tone);--on:var(--sheet);width:4rem;height:4rem}.seal svg{width:100%;height:100%}
+.banner p{margin:0}.name{font-weight:600;color:var(--soft);overflow-wrap:anywhere}
+h1{font-size:clamp(1.9rem,5vw,2.7rem);line-height:1.1;margin:.1rem 0 .35rem;
+letter-spacing:-.02em;color:var(--tone)}
+.why{font-size:1.05rem}.digest{color:var(--soft);overflow-wrap:anywhere;margin-top:.4rem!important}
+.headline{display:grid;grid-template-columns:auto auto;gap:.6rem 1.5rem;margin:0}
+dl{margin:0}dt{color:var(--soft);font-size:.8rem}dd{margin:0}
+.headline dd{font-size:1.15rem;font-weight:600;font-variant-numeric:tabular-nums}
+section{margin:2.6rem 0}
+h2{font-size:1.2rem;letter-spacing:-.01em;margin:0 0 .8rem}
+.notes{background:var(--warn-bg);border:1px solid var(--warn);border-radius:.6rem;
+padding:1rem 1.25rem;margin-top:1.25rem}
+.notes h2{font-size:1rem;margin:0 0 .3rem;color:var(--warn)}.notes ul{margin:0;padding-left:1.2rem}
+.notes b{font-family:var(--mono);font-size:.86em;font-weight:600}
+.mark{display:inline-flex;gap:.45em;align-items:center;color:var(--tone);font-weight:600;
+font-size:.92rem}
+.mark svg{width:1em;height:1em;flex:none}
+.tiers{list-style:none;margin:0;padding:0;display:grid;gap:.75rem;
+grid-template-columns:repeat(auto-fit,minmax(11.5rem,1fr))}
+.card{background:var(--sheet);border:1px solid var(--line);border-top:.3rem solid var(--tone);
+border-radius:.5rem;padding:.8rem 1rem 1rem;display:flex;flex-direction:column;gap:.3rem}
+.card.none{border-top-style:dashed}
+.card p{margin:0}.tier-name{font-weight:700;font-size:1.05rem}
+.step{color:var(--soft);font-weight:400;margin-right:.5em}
+.ask,.counts,.legend,figcaption{color:var(--soft);font-size:.88rem}
+.reason{font-size:.88rem;overflow-wrap:anywhere}
+.card dl{display:flex;gap:1.2rem;margin-top:auto;padding-top:.5rem}
+.card dd,.n{font-variant-numeric:tabular-nums}
+.pairs{background:var(--sheet);border:1px solid var(--line);border-radius:.5rem;
+padding:.4rem 1.1rem}
+.pairs>div{display:grid;grid-template-columns:10rem 1fr;gap:.2rem 1rem;padding:.4rem 0}
+.pairs>div+div{border-top:1px solid var(--line)}
+.pairs dt{font-size:.9rem}.pairs dd{overflow-wrap:anywhere}
+figure{margin:1.25rem 0}
+.layers{display:flex;gap:2px;height:2.3rem;border-radius:.4rem;overflow:hidden;margin:.5rem 0}
+.layers span{display:grid;place-items:center;min-width:3px;font-size:.85rem;font-weight:600}
+.t0{background:var(--t0)}.t1{background:var(--t1)}.t2{background:var(--t2)}
+.t3{background:var(--t3)}.t4{background:var(--t4)}.t5{background:var(--t5)}
+.layers span,.key{color:#fff}
+@media(prefers-color-scheme:dark){.layers span,.key{color:#0d1014}}
+.key{display:inline-grid;place-items:center;width:1.5rem;height:1.5rem;border-radius:.3rem;
+font-size:.8rem;font-weight:600}
+table{width:100%;border-collapse:collapse;background:var(--sheet);border:1px solid var(--line)}
+th,td{padding:.45rem .8rem;text-align:left;vertical-align:middle;font-weight:400}
+thead th{color:var(--soft);font-size:.8rem}
+tr+tr th,tr+tr td,thead+tbody td{border-top:1px solid var(--line)}
+.n{text-align:right;white-space:nowrap}th.n{text-align:right}
+details>summary{cursor:pointer}
+section>details>summary{padding:.6rem 0;font-weight:600}
+.shell{position:relative}
+.shell pre{background:var(--code);border:1px solid var(--line);border-radius:.5rem;margin:0;
+padding:1rem 5rem 1rem 1.1rem;white-space:pre-wrap;overflow-wrap:anywhere}
+.copy{position:absolute;top:.6rem;right:.6rem;font:inherit;font-size:.85rem;padding:.2rem .7rem;
+border:1px solid var(--line);border-radius:.4rem;background:var(--sheet);color:var(--ink);
+cursor:pointer}
+#tools{display:flex;flex-wrap:wrap;gap:.7rem 1.4rem;align-items:center;margin-bottom:.8rem}
+#tools[hidden]{display:none}
+#tools label{font-size:.9rem}
+#search{font:inherit;color:inherit;background:var(--sheet);border:1px solid var(--line);
+border-radius:.4rem;padding:.35rem .7rem;width:17rem;max-width:100%}
+fieldset{border:0;margin:0;padding:0;display:flex;flex-wrap:wrap;align-items:center;gap:.25rem}
+legend{float:left;color:var(--soft);font-size:.85rem;margin-right:.4rem}
+fieldset label{display:inline-block}
+fieldset input{position:absolute;opacity:0;width:1px}
+fieldset span{display:block;padding:.18rem .65rem;border:1px solid var(--line);
+border-radius:1rem;font-size:.85rem;background:var(--sheet);cursor:pointer}
+fieldset input:checked+span{background:var(--ink);color:var(--page);border-color:var(--ink)}
+fieldset input:focus-visible+span,#search:focus-visible,summary:focus-visible,
+.copy:focus-visible{outline:2px solid var(--ok);outline-offset:2px}
+output{color:var(--soft);font-size:.88rem;margin-left:auto}
+.checks{border:1px solid var(--line);border-radius:.5rem;background:var(--sheet);overflow:hidden}
+.check+.check{border-top:1px solid var(--line)}
+.check[hidden]{display:none}
+.check>summary{display:grid;grid-template-columns:6.2rem 1fr 5rem 5rem 5.5rem;gap:.2rem .9rem;
+padding:.55rem 1rem;align-items:start;list-style:none}
+.check>summary::-webkit-details-marker{display:none}
+.check>summary:hover{background:var(--tint)}
+.check.bad{border-left:.3rem solid var(--bad)}
+.check .tier,.check .n{color:var(--soft);font-size:.88rem;padding-top:.1rem}
+.purpose{display:block;color:var(--soft);font-size:.9rem}
+.chip{border:1px solid var(--warn);color:var(--warn);border-radius:1rem;font-size:.75rem;
+padding:.02rem .5rem;margin-left:.5rem}
+.inside{padding:.1rem 1rem 1rem 8.1rem;max-width:100%}
+.inside pre{background:var(--code);border-radius:.4rem;padding:.6rem .8rem;margin:.2rem 0 .6rem;
+white-space:pre-wrap;overflow-wrap:anywhere;max-height:22rem;overflow:auto}
+.figures{display:flex;flex-wrap:wrap;gap:.4rem 1.4rem;margin-bottom:.5rem}
+.figures dd{font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
+.remedy{margin:.2rem 0}.quiet{color:var(--soft);font-size:.9rem}
+.bench{margin:.8rem 0 1.2rem}
+caption{text-align:left;font-weight:600;padding:.4rem 0;text-transform:capitalize}
+.bench th{width:44%}.plot{width:26%}.plot svg{width:100%;height:1.3rem;display:block}
+.axis{stroke:var(--line)}.reach{stroke:var(--ok);stroke-width:2;opacity:.45}
+.range{fill:var(--ok);opacity:.55}.tick{stroke:var(--ink);stroke-width:2}
+.spread,.says{color:var(--soft);font-size:.88rem}
+.meter{width:18%}.meter span{display:block;height:.6rem;border-radius:.2rem;background:var(--ok)}
+.says{overflow-wrap:anywhere}
+.packages{columns:16rem;column-gap:2.5rem;list-style:none;margin:0;padding:0}
+.packages li{display:flex;justify-content:space-between;gap:1rem;break-inside:avoid;
+border-bottom:1px dotted var(--line);padding:.15rem 0}
+footer{color:var(--soft);font-size:.85rem;padding-bottom:2.5rem}
+@media(max-width:46rem){
+.banner{grid-template-columns:auto 1fr;padding:1.1rem}.seal{width:2.6rem;height:2.6rem}
+.headline{grid-column:1/-1;grid-template-columns:repeat(2,1fr)}
+.pairs>div{grid-template-columns:1fr;gap:0}
+.wide{display:none}
+.check>summary{grid-template-columns:1fr auto auto}
+.check .what{grid-column:1/-1;grid-row:2}.check .tier{grid-column:2;grid-row:1}
+.check .time{grid-column:3;grid-row:1}.check .memory{display:none}
+.inside{padding-left:1rem}
+.bench tr,.stages tr{display:grid;grid-template-columns:1fr auto;padding:.5rem 0}
+.bench tr+tr,.stages tr+tr{border-top:1px solid var(--line)}
+.bench tr+tr>*,.stages tr+tr>*{border:0}
+.bench th,.bench .plot,.stages .says,.meter{grid-column:1/-1;width:auto}
+.bench td,.stages td,.bench th,.stages th{padding:.15rem .8rem}
+output{margin-left:0}}
+@media print{nav,#tools,.copy,.skip{display:none}body{background:#fff}section{break-inside:auto}}
+"""
+
+_SCRIPT = """
+(function(){
+var form=document.getElementById('tools'),rows=[].slice.call(document.querySelectorAll('.check'));
+if(form){form.hidden=false;
+var pick=function(name){var one=form.querySelector('[name='+name+']:checked');
+return one?one.value:''};
+var apply=function(){
+var words=document.getElementById('search').value.toLowerCase().split(/\\s+/).filter(Boolean);
+var status=pick('status'),tier=pick('tier'),count=0;
+rows.forEach(function(row){
+var data=row.dataset,hit=(!status||data.status===status)&&(!tier||data.tier===tier)&&
+words.every(function(word){return data.words.indexOf(word)>=0});
+row.hidden=!hit;if(hit)count++});
+document.getElementById('shown').textContent=count+' of '+rows.length+' checks'};
+form.addEventListener('input',apply);
+form.addEventListener('submit',function(event){event.preventDefault()})}
+[].forEach.call(document.querySelectorAll('.copy'),function(button){
+if(!navigator.clipboard)return;
+button.hidden=false;
+button.addEventListener('click',function(){
+navigator.clipboard.writeText(button.parentNode.querySelector('code').textContent).then(function(){
+button.textContent='Copied';setTimeout(function(){button.textContent='Copy'},1500)})})})
+})();
+"""
