@@ -41,6 +41,8 @@ PARALLEL = 4
 _CHUNK = 1 << 20
 # what runs inside the images and beside them, whatever the flavour
 _COMPANIONS = ("smoke", "simulator")
+# an image's pip comes from its wheel too, and the tools' lock is where pip is locked
+_INSTALLER = ("tools", "pip")
 # PEP 600 and the names it replaced: glibc 2.N to the older tag of the same meaning
 _OLD_TAGS = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
@@ -153,7 +155,7 @@ class Wheelhouse:
 
 
 def wanted_wheels(folder: Path, flavour: str, python: str) -> list[Wanted]:
-    """What the locks of a flavour and its companions name, each wheel once.
+    """What the locks of a flavour and its companions name, and pip; each wheel once.
 
     Args:
         folder: ``lock/``.
@@ -169,9 +171,11 @@ def wanted_wheels(folder: Path, flavour: str, python: str) -> list[Wanted]:
     table = folder / "torch-cpu.sha256"
     files = {digest: name for name, digest in read_digests(table).items()} if table.exists() else {}
     found: dict[str, Wanted] = {}
-    for lock in dict.fromkeys((flavour, *_COMPANIONS)):
+    for lock in dict.fromkeys((flavour, *_COMPANIONS, _INSTALLER[0])):
         path = folder / f"{lock}-py{python.replace('.', '')}.txt"
         for package in read_lock(path):
+            if lock == _INSTALLER[0] and lock != flavour and package.name != _INSTALLER[1]:
+                continue
             known = found.get(package.sha256)
             locks = (*known.locks, path.name) if known else (path.name,)
             found[package.sha256] = Wanted(
