@@ -1,0 +1,486 @@
+"""The base of every image: a Debian root file system, bit for bit the same from one lock.
+
+The locked packages (name, version, digest) are fetched, verified and put into a flat repository;
+mmdebstrap installs exactly them, offline; the result is written again as a one-layer OCI layout.
+So the layer's digest is a function of the lock, the epoch and this recipe, and of nothing on the
+machine. ``docs/base.md`` tells more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tpuforge.console import Progress, size
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import debian, oci
+from tpuforge.images.host import apt_install, can_install, remove_tree, which
+from tpuforge.paths import (
+    exclusive,
+    out_dir,
+    read_json,
+    sha256_file,
+    sha256_text,
+    sha256_tree,
+    write_json,
+)
+from tpuforge.pins import Pins, Suite, load
+from tpuforge.process import clean_env, run
+from tpuforge.verb import Outcome, parser, run_verb
+
+SCHEMA = "tpuforge.base/1"
+USER = "tpu"
+UID = 1000
+PRELOAD = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
+"""The allocator that images preload; the package ``libtcmalloc-minimal4`` brings it."""
+
+_BUILD_S = 900.0
+_PROVIDER = re.compile(r"docker-image://[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+_MERGE = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s "usr/$d" "$1/$d"; done'
+# content that the container engine gives, or that only this machine's build left behind
+_DROPPED_BELOW = (
+    *("dev", "proc", "sys", "run", "tmp", "var/tmp", "var/log", "var/lib/apt", "var/cache/apt"),
+    *("var/cache/ldconfig", "usr/share/man", "usr/share/info", "usr/share/locale"),
+    *("usr/share/lintian", "usr/share/bug", "usr/share/doc-base", "usr/share/menu"),
+)
+_DROPPED = frozenset(
+    {
+        *("etc/hostname", "etc/resolv.conf", "etc/machine-id", "var/lib/dbus/machine-id"),
+        *(
+            "etc/apt/sources.list",
+            "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+            "etc/.pwd.lock",
+            "etc/passwd-",
+            "etc/group-",
+        ),
+        *("etc/shadow-", "etc/gshadow-", "etc/subuid-", "etc/subgid-"),
+        *("var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock"),
+        *("var/lib/dpkg/status-old", "var/lib/dpkg/available-old", "var/lib/dpkg/diversions-old"),
+        *("var/lib/dpkg/statoverride-old", "var/cache/debconf/config.dat-old"),
+        *("var/cache/debconf/templates.dat-old", "var/cache/debconf/passwords.dat"),
+    }
+)
+_DOC = "usr/share/doc/"
+
+
+def keep(name: str, folder: bool) -> bool:
+    """Whether an entry of the root file system belongs into the base.
+
+    Args:
+        name: Its name, such as ``etc/passwd``.
+        folder: Whether it is a folder.
+    """
+    if name in _DROPPED or any(name.startswith(f"{top}/") for top in _DROPPED_BELOW):
+        return False
+    if name.startswith(_DOC) and not folder:
+        # licences stay with what they license; a whole folder may be a link to another's
+        return name.endswith("/copyright") or name.count("/") == _DOC.count("/")
+    return True
+
+
+def named_base(value: str) -> str:
+    """Check another provider of the base: an image in a registry, named by digest.
+
+    Args:
+        value: ``docker-image://NAME@sha256:…``, a named context of buildx.
+
+    Returns:
+        The same text.
+
+    Raises:
+        ForgeError: If it has another form; a tag alone can move.
+    """
+    if _PROVIDER.fullmatch(value):
+        return value
+    raise ForgeError(
+        f"{value!r} does not name a base image by digest",
+        expected="docker-image://NAME@sha256:<64 hex digits>",
+        mend="docker buildx imagetools inspect NAME shows the digest",
+    )
+
+
+def record_path(suite: str) -> Path:
+    """Where the record of a suite's base stands.
+
+    Args:
+        suite: Code name.
+    """
+    return out_dir() / "base" / f"{suite}.json"
+
+
+def base_key(lock_sha256: str, suite: Suite, epoch: int) -> str:
+    """The hash of all that the base depends on.
+
+    Args:
+        lock_sha256: Digest of the lock.
+        suite: The suite and its packages.
+        epoch: Seconds since 1970.
+    """
+    here = Path(__file__).parent
+    recipe = sha256_tree(here / "base.py", here / "oci.py")
+    return sha256_text(SCHEMA, lock_sha256, suite.name, *suite.packages, str(epoch), recipe)
+
+
+def damage(record: dict[str, Any]) -> str:
+    """Check the layout of a record, every byte of it (0.2 to 0.5 s).
+
+    Args:
+        record: The content of ``out/base/<suite>.json``.
+
+    Returns:
+        Empty if all is well, else what is wrong.
+    """
+    return oci.check_layout(out_dir() / record["layout"], record["manifest_digest"])
+
+
+def ensure_base(
+    suite: Suite, pins: Pins, progress: Progress, *, release: bool, verify: bool = True
+) -> dict[str, Any]:
+    """Have the base of a suite: make it, or say that it is there.
+
+    Args:
+        suite: The suite.
+        pins: The pins; the epoch counts.
+        progress: Told what happens.
+        release: Refuse packages that are not exactly the locked ones.
+        verify: Check every byte of a base that is there; else only that its files are there.
+
+    Returns:
+        The record, as in ``out/base/<suite>.json`` (format: docs/base.md); ``layout`` is relative
+        to the out folder.
+
+    Raises:
+        ForgeError: If the lock is bad or stale, packages cannot be had, or the build fails.
+    """
+    path = debian.lock_path(suite.name)
+    lock = debian.read_deb_lock(path)
+    debian.check_asked(lock, suite, path)
+    key = base_key(lock.sha256, suite, pins.epoch)
+    ready = _ready(suite, key, progress, release=release, verify=verify)
+    if ready is not None:
+        return ready
+    with exclusive("base", lambda who: progress.note(f"waiting for {who}, which makes the base")):
+        ready = _ready(suite, key, progress, release=release, verify=verify)
+        if ready is not None:
+            return ready
+        _ensure_tools(progress)
+        return _make(suite, pins.epoch, lock, key, progress, release=release)
+
+
+def _ready(
+    suite: Suite, key: str, progress: Progress, *, release: bool, verify: bool
+) -> dict[str, Any] | None:
+    record = read_json(record_path(suite.name))
+    if not isinstance(record, dict) or record.get("key") != key:
+        return None
+    if release and record["drift"]:
+        return None
+    layout = out_dir() / record["layout"]
+    layer = layout / "blobs" / "sha256" / record["tar_sha256"]
+    if not layer.is_file() or not (layout / "index.json").is_file():
+        wrong = f"{record['layout']} is not complete"
+    else:
+        wrong = damage(record) if verify else ""
+    if wrong:
+        progress.note(f"the base is damaged, making it again: {wrong}", loud=True)
+        return None
+    return record
+
+
+def _ensure_tools(progress: Progress) -> None:
+    """Have mmdebstrap and Debian's keyring, or say how to get them."""
+    missing = [name for name in ("mmdebstrap",) if not which(name)]
+    try:
+        debian.keyring()
+    except ForgeError:
+        missing.append("debian-archive-keyring")
+    if missing and can_install():
+        progress.note(f"not installed: {' and '.join(missing)}; taken from this distribution")
+        apt_install(missing, progress)
+    elif missing:
+        raise ForgeError(
+            f"not installed: {' and '.join(missing)}",
+            expected="what makes a Debian root file system",
+            mend=f"sudo apt-get install {' '.join(missing)}   (or take a base from a registry: "
+            "forge bake --base docker-image://NAME@sha256:…)",
+        )
+    if os.geteuid() != 0 and not which("newuidmap"):
+        raise ForgeError(
+            "a user who is not root needs newuidmap for mmdebstrap, and it is not installed",
+            expected="user namespaces with a range of ids",
+            mend="sudo apt-get install uidmap   (or take a base from a registry: "
+            "forge bake --base docker-image://NAME@sha256:…)",
+        )
+
+
+def _make(
+    suite: Suite, epoch: int, lock: debian.DebLock, key: str, progress: Progress, *, release: bool
+) -> dict[str, Any]:
+    gone = debian.fetch(lock, progress)
+    debs, drift = list(lock.debs), []
+    if gone:
+        names = ", ".join(f"{deb.name} {deb.version}" for deb in gone)
+        if release:
+            raise ForgeError(
+                f"locked packages can no longer be had: {names}",
+                expected=f"every package of lock/debian/{suite.name}.lock on the mirror or in the "
+                "snapshot archive",
+                mend=f"let the snapshot archive be reached (TPUFORGE_DEBIAN_SNAPSHOT), or: "
+                f"{debian.RELOCK}",
+                exit_code=Exit.FAULT,
+            )
+        debs, drift = _drifted(suite, lock, progress)
+    base = out_dir() / "base"
+    for old in base.glob(".work-*"):
+        remove_tree(old)
+    base.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".work-", dir=base))
+    try:
+        record = _build(suite, epoch, debs, work, progress)
+        record |= {"key": key, "drift": drift, "lock_sha256": lock.sha256}
+        layout = base / f"{suite.name}-{sha256_text(key, record['manifest_digest'])[:12]}"
+        record["layout"] = layout.relative_to(out_dir()).as_posix()
+        # the record first: a layout that no record names is nothing that can be taken for finished
+        record_path(suite.name).unlink(missing_ok=True)
+        remove_tree(layout)
+        (work / "layout").rename(layout)
+        write_json(record_path(suite.name), record)
+    finally:
+        remove_tree(work)
+    for old in base.glob(f"{suite.name}-*"):
+        if old != layout:
+            remove_tree(old)
+    return record
+
+
+def _drifted(
+    suite: Suite, lock: debian.DebLock, progress: Progress
+) -> tuple[list[debian.Deb], list[str]]:
+    """Take today's packages instead of the locked ones, into out/, and say so loudly."""
+    debs = debian.resolve(suite, progress)
+    before = {deb.name: deb for deb in lock.debs}
+    after = {deb.name: deb for deb in debs}
+    drift = []
+    for name in sorted(set(before) | set(after)):
+        old = before[name].version if name in before else "not locked"
+        new = after[name].version if name in after else "not installed"
+        if before.get(name) != after.get(name):
+            drift.append(f"{name}: {old} -> {new}")
+    path = out_dir() / "base" / f"{suite.name}.lock"
+    debian.write_deb_lock(path, suite, debs)
+    progress.note(
+        f"THE BASE IS NOT THE LOCKED ONE: {len(drift)} packages differ ({'; '.join(drift[:5])}"
+        f"{' …' if len(drift) > 5 else ''}); renew the lock with: {debian.RELOCK}",
+        loud=True,
+    )
+    left = debian.fetch(debian.read_deb_lock(path), progress)
+    if left:
+        raise ForgeError(
+            f"the mirror lists packages that it does not serve: {', '.join(d.file for d in left)}",
+            expected="a mirror that is not being changed right now",
+            mend="run it again in a few minutes, or set TPUFORGE_DEBIAN_MIRROR",
+        )
+    return debs, drift
+
+
+def _build(
+    suite: Suite, epoch: int, debs: Sequence[debian.Deb], work: Path, progress: Progress
+) -> dict[str, Any]:
+    """Install the packages and wrap the result as a layout in ``work/layout``."""
+    repository = work / "repository"
+    repository.mkdir()
+    source = debian.flat_repository(debs, repository)
+    raw = work / "raw.tar"
+    with progress.step(f"installing {len(debs)} packages into the base of {suite.name}"):
+        _mmdebstrap(source, debs, raw, work, epoch, progress)
+    with progress.step("writing the base layer"):
+        _check_installed(raw, debs)
+        tar = work / "layer.tar"
+        layer = oci.write_layer(
+            raw,
+            tar,
+            epoch=epoch,
+            keep=keep,
+            edits={
+                # no password can match '*'; without the package passwd there is no etc/shadow
+                "etc/passwd": _line(f"{USER}:*:{UID}:{UID}:{USER}:/home/{USER}:/bin/bash"),
+                "etc/group": _line(f"{USER}:*:{UID}:"),
+            },
+            folders=[oci.Folder(f"home/{USER}", UID)],
+        )
+        if "libtcmalloc-minimal4" in suite.packages and not _has(layer, PRELOAD):
+            raise ForgeError(
+                f"the base has no {PRELOAD}",
+                expected="the allocator of libtcmalloc-minimal4, which images preload",
+                mend="see what the package ships today: dpkg -L libtcmalloc-minimal4",
+                exit_code=Exit.FAULT,
+            )
+        title = f"Debian {suite.name}: {' '.join(suite.packages)}"
+        digest = oci.write_layout(work / "layout", tar, layer, epoch=epoch, title=title)
+    return {
+        "schema": SCHEMA,
+        "suite": suite.name,
+        "manifest_digest": digest,
+        "tar_sha256": layer.sha256,
+        "tar_bytes": layer.size,
+        "unpacked_bytes": layer.unpacked,
+        "preload": PRELOAD,
+        "user": USER,
+        "uid": UID,
+        "packages": [deb.as_dict() for deb in sorted(debs)],
+    }
+
+
+def _has(layer: oci.Layer, path: str) -> bool:
+    return path.lstrip("/") in layer.names
+
+
+def _line(text: str) -> oci.Edit:
+    return lambda old: old + text.encode() + b"\n"
+
+
+def _mmdebstrap(
+    source: str,
+    debs: Sequence[debian.Deb],
+    target: Path,
+    work: Path,
+    epoch: int,
+    progress: Progress,
+) -> None:
+    root = os.geteuid() == 0
+    env = clean_env(SOURCE_DATE_EPOCH=str(epoch))
+    env["PATH"] += ":/usr/sbin:/sbin"
+    if root:
+        # a killed run leaves its tree where the next one clears it away
+        env["TMPDIR"] = str(work)
+    argv = [
+        "mmdebstrap",
+        f"--mode={'root' if root else 'unshare'}",
+        "--variant=essential",
+        f"--architectures={debian.ARCH}",
+        f"--include={','.join(sorted(deb.name for deb in debs))}",
+        '--aptopt=APT::Sandbox::User "root"',
+        # no fsync per file: a half-made tree is thrown away, never taken for finished
+        "--dpkgopt=force-unsafe-io",
+        f"--setup-hook={_MERGE}",
+        # all names are given: what apt would recommend or choose does not matter
+        "--format=tar",
+        "",
+        str(target),
+        source,
+    ]
+    done = run(
+        argv,
+        timeout=_BUILD_S,
+        env=env,
+        check=False,
+        on_line=progress.detail,
+        log=out_dir() / "base" / "mmdebstrap.log",
+        doing="mmdebstrap",
+    )
+    if done.code != 0:
+        raise ForgeError(
+            f"mmdebstrap failed with exit code {done.code}\n{done.tail}",
+            expected="the locked packages, installed",
+            mend="read out/base/mmdebstrap.log"
+            + (
+                ""
+                if root
+                else "; user namespaces may be off here: run it as root, or bake with "
+                "--base docker-image://NAME@sha256:…"
+            ),
+        )
+
+
+def _check_installed(tar: Path, debs: Sequence[debian.Deb]) -> None:
+    """Compare what dpkg says is installed with what was to be: not one more, not one less."""
+    with tarfile.open(tar) as file:
+        status = file.extractfile("./var/lib/dpkg/status")
+        text = status.read().decode("utf-8", "replace") if status else ""
+    found = set()
+    for block in text.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version|Status): (.*)$", block, re.MULTILINE))
+        if fields.get("Status") == "install ok installed":
+            found.add((fields["Package"], fields["Version"]))
+    wanted = {(deb.name, deb.version) for deb in debs}
+    if found != wanted:
+        less = " ".join(sorted(f"-{name}={version}" for name, version in wanted - found))
+        more = " ".join(sorted(f"+{name}={version}" for name, version in found - wanted))
+        raise ForgeError(
+            f"the base does not hold exactly the locked packages: {less} {more}".rstrip(),
+            expected="every locked package installed, and no other",
+            mend=debian.RELOCK,
+            exit_code=Exit.FAULT,
+        )
+
+
+def _relock(suite: Suite, progress: Progress) -> Outcome:
+    path = debian.lock_path(suite.name)
+    before = set(debian.read_deb_lock(path).debs) if path.is_file() else set()
+    _ensure_tools(progress)
+    with exclusive("base", lambda who: progress.note(f"waiting for {who}, which makes the base")):
+        debs = debian.resolve(suite, progress)
+    changed = sorted(deb.name for deb in set(debs) - before)
+    gone = sorted({deb.name for deb in before} - {deb.name for deb in debs})
+    if before == set(debs) and debian.read_deb_lock(path).asked == suite.packages:
+        return Outcome("unchanged", f"{path.name} already holds what the mirror offers today")
+    debian.write_deb_lock(path, suite, debs)
+    return Outcome(
+        "done",
+        f"{path.name}: {len(debs)} packages, {len(changed)} new or changed, {len(gone)} gone",
+        {"lock": str(path), "sha256": sha256_file(path), "changed": changed, "gone": gone},
+    )
+
+
+def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
+    pins = load()
+    name = options.suite or pins.suites[pins.default_python]
+    if name not in pins.debian:
+        raise ForgeError(
+            f"there is no suite {name!r} in the pins",
+            expected=f"one of {', '.join(pins.debian)}",
+            mend="add a table [debian.<suite>] to lock/pins.toml",
+        )
+    suite = pins.debian[name]
+    if options.relock:
+        return _relock(suite, progress)
+    before = read_json(record_path(name))
+    record = ensure_base(suite, pins, progress, release=options.release)
+    summary = (
+        f"{name}: {len(record['packages'])} packages, {size(record['unpacked_bytes'])} unpacked, "
+        f"{record['manifest_digest']}"
+    )
+    notes = [f"the base differs from its lock: {'; '.join(record['drift'])}"] * bool(
+        record["drift"]
+    )
+    return Outcome("unchanged" if record == before else "done", summary, record, notes)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the base of a suite, or write its lock.
+
+    Args:
+        argv: Arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    arguments = parser("base", "Make the Debian base of the images from its lock.")
+    arguments.add_argument("--suite", metavar="NAME", help="a suite of the pins")
+    arguments.add_argument(
+        "--relock", action="store_true", help="write lock/debian/<suite>.lock from the mirror"
+    )
+    arguments.add_argument(
+        "--release", action="store_true", help="refuse anything but the locked packages"
+    )
+    return run_verb("base", arguments, _act, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
