@@ -1,0 +1,410 @@
+"""What goes into a lock and what comes out: inputs, constraints, keys, and the file itself.
+
+An input (``lock/<flavour>.in``) names packages; the versions of torch, torch_tpu and libtpu come
+from the pins alone, as constraints. A lock carries two numbers in its head: one names the inputs
+it was made from, so that a stale lock is seen without a network; one names its content, so that
+an edit by hand is.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.markers import default_environment
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lockfile import Locked, read_digests
+from tpuforge.paths import ROOT, sha256_text
+from tpuforge.pins import Pins
+
+LOCK_DIR = ROOT / "lock"
+TORCH_DIGESTS = LOCK_DIR / "torch-cpu.sha256"
+TORCH_METADATA = LOCK_DIR / "torch-cpu.metadata"
+_FORMAT = "tpuforge.lock/1"
+
+_CUDA = re.compile(r"(nvidia|cuda|cupy|triton|pytorch-triton|torch-cuda)(-.*|\d.*|)|.*-cu1\d(-.*|)")
+_HEAD = re.compile(r"# (?P<what>inputs|content) sha256:(?P<digest>[0-9a-f]{64})")
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_FIELDS = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra")
+
+
+def is_cuda(name: str) -> bool:
+    """Whether a package belongs to the CUDA world, by its name.
+
+    Args:
+        name: A package name in any spelling.
+    """
+    return _CUDA.fullmatch(canonicalize_name(name)) is not None
+
+
+def lock_path(flavour: str, python: str) -> Path:
+    """Where the lock of a flavour for a Python stands.
+
+    Args:
+        flavour: Such as ``runtime``.
+        python: ``X.Y``.
+    """
+    return LOCK_DIR / f"{flavour}-py{python.replace('.', '')}.txt"
+
+
+def flavours() -> list[str]:
+    """The flavours that have an input, by name."""
+    return sorted(path.stem for path in LOCK_DIR.glob("*.in"))
+
+
+def check_flavour(name: str) -> str:
+    """A flavour that has an input.
+
+    Args:
+        name: What the user asked for.
+
+    Raises:
+        ForgeError: If there is no such input.
+    """
+    if name not in flavours():
+        raise ForgeError(
+            f"there is no flavour {name!r}",
+            expected=f"one of {', '.join(flavours())}, or all",
+            mend=f"write lock/{name}.in if you mean a new one: docs/lock.md",
+        )
+    return name
+
+
+def existing() -> list[tuple[str, str]]:
+    """Flavour and Python of every lock that stands in ``lock/``, by name."""
+    found = []
+    for path in sorted(LOCK_DIR.glob("*-py3*.txt")):
+        flavour, _, python = path.stem.rpartition("-py3")
+        if flavour in flavours() and python.isdigit():
+            found.append((flavour, f"3.{python}"))
+    return found
+
+
+def constraints(pins: Pins) -> dict[str, str]:
+    """The versions that the pins decide, by canonical package name.
+
+    Args:
+        pins: The pins.
+    """
+    return {
+        "libtpu": pins.libtpu,
+        "torch": pins.torch.full,
+        "torch-tpu": pins.torch_tpu.version,
+    }
+
+
+def read_input(path: Path, pinned: Iterable[str]) -> list[Requirement]:
+    """Read an input, strictly: one package per line, and no version where the pins have one.
+
+    Args:
+        path: Such as ``lock/runtime.in``.
+        pinned: Canonical names whose versions stand in the pins.
+
+    Returns:
+        Its requirements, in the order of the file.
+
+    Raises:
+        ForgeError: For a line that is no plain requirement, asks for a CUDA package, or states a
+            version that belongs in the pins; exit code 1.
+    """
+    found: dict[str, Requirement] = {}
+    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
+        if not line:
+            continue
+
+        def bad(what: str, expected: str, mend: str, number: int = number) -> ForgeError:
+            return ForgeError(
+                f"{path.name}, line {number}: {what}",
+                expected=expected,
+                mend=mend,
+                exit_code=Exit.FAULT,
+            )
+
+        if line.startswith("-"):
+            raise bad(
+                f"{line!r} is an option of pip",
+                "package names: neither options, editables nor other files decide what is locked",
+                f"remove the line from lock/{path.name}",
+            )
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as error:
+            raise bad(
+                f"{line!r} is no requirement: {str(error).splitlines()[0]}",
+                "a package name, with a range where one is needed",
+                f"edit lock/{path.name}",
+            ) from error
+        name = canonicalize_name(requirement.name)
+        if requirement.url is not None:
+            raise bad(
+                f"{name} is asked for by its address",
+                "a package name: one index decides where packages come from",
+                f"write {name} alone in lock/{path.name}",
+            )
+        if is_cuda(name):
+            raise bad(
+                f"{name} is a CUDA package",
+                "packages that run on a TPU host: nothing here may bring CUDA",
+                f"remove the line from lock/{path.name}",
+            )
+        if name in pinned and requirement.specifier:
+            hint = (
+                "; an index's torch without +cpu is a CUDA build"
+                if name == "torch" and "+cpu" not in str(requirement.specifier)
+                else ""
+            )
+            raise bad(
+                f"{line!r} states a version{hint}",
+                f"{name} alone: its version stands in lock/pins.toml",
+                f"write {name} in lock/{path.name}, and its version in lock/pins.toml",
+            )
+        if name in found:
+            raise bad(f"{name} stands there twice", "each package once", f"edit lock/{path.name}")
+        found[name] = requirement
+    if not found:
+        raise ForgeError(
+            f"{path.name} names no package",
+            expected="one package per line",
+            mend=f"edit lock/{path.name}",
+            exit_code=Exit.FAULT,
+        )
+    return list(found.values())
+
+
+def platforms(pins: Pins) -> list[str]:
+    """Every platform tag that the target accepts, best first.
+
+    Source: PEP 600 (``manylinux_2_N``) and its three older names.
+
+    Args:
+        pins: The pins; ``resolver.platform`` is the newest glibc that may be asked for.
+    """
+    newest = int(pins.platform.split("_")[2])
+    tags = []
+    for minor in range(newest, 4, -1):
+        tags.append(f"manylinux_2_{minor}_x86_64")
+        if minor in _LEGACY:
+            tags.append(f"{_LEGACY[minor]}_x86_64")
+    return tags
+
+
+@dataclass(frozen=True)
+class TorchWheel:
+    """The CPU build of torch for one Python.
+
+    Attributes:
+        file: Its file name.
+        sha256: Its digest, from the table.
+        metadata: What it requires, as the text of a METADATA file.
+    """
+
+    file: str
+    sha256: str
+    metadata: str
+
+
+def torch_wheel(pins: Pins, python: str) -> TorchWheel:
+    """The line of the digest table for a Python, with the metadata beside the table.
+
+    Args:
+        pins: The pins.
+        python: ``X.Y``.
+
+    Raises:
+        ForgeError: If the table has no such wheel, or the metadata is of another version.
+    """
+    tag = f"cp{python.replace('.', '')}"
+    accepted = set(platforms(pins))
+    for file, digest in read_digests(TORCH_DIGESTS).items():
+        try:
+            name, version, _, tags = parse_wheel_filename(file)
+        except InvalidWheelFilename:
+            continue
+        fits = any(t.interpreter == t.abi == tag and t.platform in accepted for t in tags)
+        if name == "torch" and str(version) == pins.torch.full and fits:
+            return TorchWheel(file, digest, _torch_metadata(pins))
+    raise ForgeError(
+        f"{TORCH_DIGESTS.name} has no digest of torch {pins.torch.full} for Python {python}",
+        expected=f"a line for torch-{pins.torch.full}-{tag}-{tag}-<platform>.whl",
+        mend="add the line, checked as docs/lock.md says",
+        exit_code=Exit.FAULT,
+    )
+
+
+def _torch_metadata(pins: Pins) -> str:
+    text = TORCH_METADATA.read_text(encoding="utf-8")
+    fields = metadata_fields(text)
+    if fields["Name"] != ["torch"] or fields["Version"] != [pins.torch.full]:
+        raise ForgeError(
+            f"{TORCH_METADATA.name} is of {' '.join(fields['Name'] + fields['Version'])}",
+            expected=f"torch {pins.torch.full}, as in lock/pins.toml",
+            mend="take it from the wheel as docs/lock.md says",
+            exit_code=Exit.FAULT,
+        )
+    return text
+
+
+def metadata_fields(text: str) -> dict[str, list[str]]:
+    """The fields of a METADATA file that decide a resolution, sorted.
+
+    Args:
+        text: Core metadata (PEP 566).
+    """
+    message = HeaderParser().parsestr(text)
+    return {field: sorted(message.get_all(field) or []) for field in _FIELDS}
+
+
+def wheel_metadata(path: Path) -> str:
+    """The METADATA text of a wheel.
+
+    Args:
+        path: A wheel.
+
+    Raises:
+        ForgeError: If it is not a readable wheel.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(
+                n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)
+            )
+            return archive.read(name).decode()
+    except (OSError, StopIteration, zipfile.BadZipFile, UnicodeDecodeError) as error:
+        raise ForgeError(
+            f"{path.name} is not a readable wheel", expected="a wheel", mend=f"remove {path}"
+        ) from error
+
+
+def write_standin(wheel: TorchWheel, folder: Path) -> None:
+    """Make the metadata-only wheel that stands for torch while resolving.
+
+    No byte of it reaches a lock: the digest there is the table's.
+
+    Args:
+        wheel: Which torch.
+        folder: Where to put it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem, _, tags = wheel.file.removesuffix(".whl").split("-", 2)[0:3]
+    python, abi, platform = tags.split("-")
+    info = f"{stem}-{wheel.file.split('-')[1]}.dist-info"
+    with zipfile.ZipFile(folder / wheel.file, "w") as archive:
+        archive.writestr(f"{info}/METADATA", wheel.metadata)
+        archive.writestr(
+            f"{info}/WHEEL",
+            f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {python}-{abi}-{platform}\n",
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def inputs_key(pins: Pins, flavour: str, python: str) -> str:
+    """The number that names everything a lock is made from.
+
+    Args:
+        pins: The pins.
+        flavour: Such as ``runtime``.
+        python: ``X.Y``.
+
+    Returns:
+        64 hex digits; another one as soon as an input, a pin that matters, the digest of torch or
+        its requirements change. Comments and order do not count.
+
+    Raises:
+        ForgeError: If the input or the table is bad.
+    """
+    decided = constraints(pins)
+    torch = torch_wheel(pins, python)
+    names = read_input(LOCK_DIR / f"{flavour}.in", decided)
+    return sha256_text(
+        _FORMAT,
+        python,
+        pins.platform,
+        pins.cutoff.isoformat(),
+        *sorted(str(requirement) for requirement in names),
+        *(f"{name}=={version}" for name, version in sorted(decided.items())),
+        torch.file,
+        torch.sha256,
+        *(
+            f"{field}: {value}"
+            for field in _FIELDS
+            for value in metadata_fields(torch.metadata)[field]
+        ),
+    )
+
+
+def render(packages: Iterable[Locked], key: str, python: str) -> str:
+    """The text of a lock.
+
+    Args:
+        packages: What it holds.
+        key: From :func:`inputs_key`.
+        python: ``X.Y``.
+    """
+    body = "".join(
+        f"{p.name}=={p.version} \\\n    --hash=sha256:{p.sha256}\n" for p in sorted(packages)
+    )
+    return (
+        f"# Python {python}. Written by forge lock; what the two numbers prove: docs/lock.md.\n"
+        f"# inputs sha256:{key}\n"
+        f"# content sha256:{sha256_text(body)}\n"
+        f"{body}"
+    )
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a lock.
+
+    Attributes:
+        inputs: The number of the inputs it says it was made from; empty if it has none.
+        intact: Whether its content is what was written.
+    """
+
+    inputs: str
+    intact: bool
+
+
+def read_head(text: str) -> Head:
+    """Read the head of a lock and compare its content with it.
+
+    Args:
+        text: The lock.
+    """
+    found: Mapping[str, str] = {
+        m["what"]: m["digest"] for line in text.splitlines() if (m := _HEAD.fullmatch(line))
+    }
+    body = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    return Head(found.get("inputs", ""), found.get("content") == sha256_text(body))
+
+
+def needs(requirement: str, python: str) -> str | None:
+    """The canonical name of a ``Requires-Dist`` that holds on the target, else None.
+
+    Args:
+        requirement: One ``Requires-Dist``; those of extras do not hold.
+        python: ``X.Y`` of the target, a Linux on x86-64.
+    """
+    parsed = Requirement(requirement)
+    environment = {
+        **{key: str(value) for key, value in default_environment().items()},
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "extra": "",
+    }
+    if parsed.marker is not None and not parsed.marker.evaluate(environment):
+        return None
+    return canonicalize_name(parsed.name)

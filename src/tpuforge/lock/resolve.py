@@ -1,0 +1,223 @@
+"""``forge lock``: resolve the inputs in ``lock/`` and write the locks.
+
+A lock changes only when what it was made from changed. Where the inputs are the same and the
+index now answers differently, or shows another file under the same release, nothing is written
+without ``--renew``: an index that was swapped or tampered with looks just like that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpuforge.console import Progress, size
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock.inputs import (
+    LOCK_DIR,
+    check_flavour,
+    constraints,
+    existing,
+    flavours,
+    inputs_key,
+    lock_path,
+    read_head,
+    read_input,
+    render,
+)
+from tpuforge.lock.resolver import WAYS, resolve, verify, workspace
+from tpuforge.lock.sources import Source, read_source
+from tpuforge.lockfile import Locked, read_lock
+from tpuforge.paths import exclusive, out_dir, write_atomic
+from tpuforge.pins import Pins, load
+from tpuforge.verb import Outcome, parser, run_verb
+
+_VERB = "lock"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb.
+
+    Args:
+        argv: Its arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    arguments = parser(_VERB, "Resolve the inputs in lock/ and write the locks.")
+    arguments.add_argument("--flavour", help="an input in lock/, or all (default: every lock)")
+    arguments.add_argument("--python", help="X.Y, or all (default: every lock)")
+    arguments.add_argument(
+        "--renew", action="store_true", help="take the index's word where it contradicts a lock"
+    )
+    arguments.add_argument(
+        "--way", choices=WAYS, default="auto", help="the resolver: pip-tools where possible"
+    )
+    return run_verb(_VERB, arguments, _lock, argv)
+
+
+def targets(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[str, str]]:
+    """Which locks a command line means.
+
+    Args:
+        pins: The pins.
+        flavour: A flavour, ``all``, or None.
+        python: ``X.Y``, ``all``, or None.
+
+    Returns:
+        Flavours and Pythons: every lock that stands in ``lock/`` if neither is named.
+
+    Raises:
+        ForgeError: For a flavour or a Python that does not exist.
+    """
+    if flavour is None and python is None:
+        return existing()
+    names = flavours() if flavour in (None, "all") else [check_flavour(str(flavour))]
+    pythons = list(pins.pythons) if python == "all" else [pins.python(python)]
+    return [(name, number) for name in names for number in pythons]
+
+
+def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
+    pins = load()
+    chosen = targets(pins, options.flavour, options.python)
+    # every input is read before the first package is asked for
+    keys = {target: inputs_key(pins, *target) for target in chosen}
+    source = read_source(Path(sys.executable))
+    _say_source(source, progress)
+    results = []
+    with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
+        for flavour, python in chosen:
+            results.append(
+                _one(pins, flavour, python, keys[flavour, python], source, options, progress)
+            )
+    written = [result["file"] for result in results if result["changed"]]
+    summary = (
+        f"wrote {', '.join(map(str, written))}; review it: git diff lock/"
+        if written
+        else f"{len(results)} lock(s) resolved anew, each the same to the byte"
+    )
+    data = {"index": source.name, "ignored": list(source.ignored), "locks": results}
+    return Outcome("done" if written else "unchanged", summary, data=data)
+
+
+def _say_source(source: Source, progress: Progress) -> None:
+    if source.ignored:
+        progress.note(
+            f"of pip's settings, {', '.join(source.ignored)} is left out: "
+            "it could change what is resolved"
+        )
+
+
+def _one(
+    pins: Pins,
+    flavour: str,
+    python: str,
+    key: str,
+    source: Source,
+    options: argparse.Namespace,
+    progress: Progress,
+) -> dict[str, object]:
+    path = lock_path(flavour, python)
+    names = read_input(LOCK_DIR / f"{flavour}.in", constraints(pins))
+    with progress.step(f"resolving {flavour} for Python {python}"):
+        source.probe(Path(sys.executable), names[0].name)
+        fresh = resolve(pins, flavour, python, source, way=options.way)
+    text = render(fresh.packages, key, python)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    result: dict[str, object] = {
+        "flavour": flavour,
+        "python": python,
+        "file": f"lock/{path.name}",
+        "packages": len(fresh.packages),
+        "way": fresh.way,
+        "changed": text != before,
+        "bytes_verified": 0,
+    }
+    if text == before:
+        return result
+    known = _trusted(path, before)
+    if known and not options.renew:
+        _refuse_contradiction(path, known, fresh.packages, read_head(before).inputs == key, source)
+    new = [p for p in fresh.packages if p not in known and p.name != "torch" and not _held(p)]
+    if new:
+        with (
+            workspace() as work,
+            progress.step(f"verifying {len(new)} files new to {path.name}"),
+        ):
+            count = verify(pins, python, source, new, work)
+            result["bytes_verified"] = count
+            progress.note(
+                f"{path.name}: {len(new)} new files are what the index lists, {size(count)}"
+            )
+    write_atomic(path, text)
+    return result
+
+
+def _trusted(path: Path, text: str) -> list[Locked]:
+    """The packages of the present lock; none if it is missing or was edited by hand."""
+    return read_lock(path) if text and read_head(text).intact else []
+
+
+def _held(package: Locked) -> bool:
+    """Whether the wheelhouse holds the file, which it does only once its digest was verified."""
+    folder = out_dir() / "wheelhouse" / package.sha256
+    return folder.is_dir() and any(folder.glob("*.whl"))
+
+
+def _refuse_contradiction(
+    path: Path,
+    known: Sequence[Locked],
+    fresh: Sequence[Locked],
+    same_inputs: bool,
+    source: Source,
+) -> None:
+    """Refuse what no honest index would say.
+
+    Raises:
+        ForgeError: If the inputs are the same and the result is not, or a release that the lock
+            has now shows another file; exit code 1.
+    """
+    changes = describe_changes(known, fresh)
+    if not same_inputs:
+        old = {(p.name, p.version): p.sha256 for p in known}
+        changes = [
+            f"{p.name} {p.version} has another file"
+            for p in fresh
+            if old.get((p.name, p.version), p.sha256) != p.sha256 and p.name != "torch"
+        ]
+    if changes:
+        raise ForgeError(
+            f"{source.name} contradicts {path.name}: {'; '.join(changes)}",
+            expected="the same result, since neither the inputs nor these releases changed",
+            mend="check which index pip is set to (pip config list); "
+            f"if it is right: forge lock --renew, then git diff lock/{path.name}",
+            exit_code=Exit.FAULT,
+        )
+
+
+def describe_changes(known: Sequence[Locked], fresh: Sequence[Locked]) -> list[str]:
+    """What differs between a lock and a new resolution, one short sentence per package.
+
+    Args:
+        known: The lock.
+        fresh: The resolution.
+    """
+    old = {package.name: package for package in known}
+    new = {package.name: package for package in fresh}
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        was, now = old.get(name), new.get(name)
+        if was is None and now is not None:
+            found.append(f"{name} {now.version} is missing from the lock")
+        elif was is not None and now is None:
+            found.append(f"{name} {was.version} is in the lock and not needed")
+        elif was is not None and now is not None and was.version != now.version:
+            found.append(f"{name} is locked at {was.version}, the index gives {now.version}")
+        elif was != now:
+            found.append(f"{name} has another digest than the index lists")
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

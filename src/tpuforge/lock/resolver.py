@@ -1,0 +1,417 @@
+"""The resolution: which packages, and which one file of each.
+
+Two steps, both against one index, from a scrubbed environment:
+
+1. *Which versions.* pip-compile under an interpreter of the target version; where this machine
+   has none, uv, which evaluates markers for a Python that is not there. Both read metadata only.
+2. *Which file.* ``pip install --dry-run --report`` with the exact versions, without dependencies,
+   for the target's platform tags. The digest is the one that the index lists for that file.
+
+pip-compile's own ``--generate-hashes`` is not used: against an index it hashes every platform's
+file (gigabytes), and where a listed file is missing it hashes the error page. Here no digest is
+ever made from what a server answers; :func:`verify` downloads a file to compare, never to learn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock.inputs import (
+    LOCK_DIR,
+    constraints,
+    is_cuda,
+    lock_path,
+    needs,
+    platforms,
+    read_input,
+    torch_wheel,
+    write_standin,
+)
+from tpuforge.lock.sources import Source
+from tpuforge.lockfile import Locked, read_lock
+from tpuforge.paths import out_dir, sha256_text
+from tpuforge.pins import Pins
+from tpuforge.process import Completed, run
+
+WAYS = ("auto", "pip-tools", "uv")
+RUNNING = f"{sys.version_info[0]}.{sys.version_info[1]}"
+_TIME_LIMIT_S = 300.0
+_RESOLVERS = ("pip", "pip-tools", "uv")
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)")
+_ASK_PYTHON = (
+    "import ensurepip, platform, sys, venv;"
+    "print(platform.python_implementation(), '%d.%d' % sys.version_info[:2])"
+)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A resolution.
+
+    Attributes:
+        packages: What goes into the lock, by name.
+        way: ``pip-tools`` or ``uv``.
+    """
+
+    packages: tuple[Locked, ...]
+    way: str
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """A fresh folder under ``out/lock``, gone afterwards.
+
+    Yields:
+        Its path.
+    """
+    parent = out_dir() / "lock"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=parent) as name:
+        yield Path(name)
+
+
+def home_python(source: Source) -> Path:
+    """A Python of the running version that has the locked resolvers.
+
+    Args:
+        source: Where packages come from.
+
+    Returns:
+        The running one where it is ``.venv``; else one of an environment under ``out/lock``.
+
+    Raises:
+        ForgeError: If the environment cannot be made.
+    """
+    if _has_locked_tools():
+        return Path(sys.executable)
+    return _environment(RUNNING, Path(sys.executable), source)
+
+
+def target_python(python: str, source: Source) -> Path | None:
+    """A Python of the target version with the locked resolvers, if its interpreter is at hand.
+
+    Args:
+        python: ``X.Y``.
+        source: Where packages come from.
+
+    Returns:
+        Its path; None where this machine has no such interpreter, is no Linux on x86-64, or there
+        are no locked tools for that Python.
+
+    Raises:
+        ForgeError: If the environment cannot be made.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return None
+    if python == RUNNING:
+        return home_python(source)
+    interpreter = _interpreter(python)
+    if interpreter is None or not lock_path("tools", python).exists():
+        return None
+    return _environment(python, interpreter, source)
+
+
+def _has_locked_tools() -> bool:
+    path = lock_path("tools", RUNNING)
+    if not path.exists():
+        return False
+    locked = {package.name: package.version for package in read_lock(path)}
+    try:
+        return all(version(name) == locked.get(name) for name in _RESOLVERS)
+    except PackageNotFoundError:
+        return False
+
+
+def _interpreter(python: str) -> Path | None:
+    """An interpreter of a version: on PATH, or one of pyenv's."""
+    candidates = [shutil.which(f"python{python}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    candidates += [str(p) for p in sorted(pyenv.glob(f"versions/{python}.*/bin/python{python}"))]
+    for candidate in candidates:
+        if candidate is None:
+            continue
+        # a shim can stand for a version that is not installed: only running it tells
+        done = run([candidate, "-I", "-c", _ASK_PYTHON], timeout=30, check=False)
+        if done.code == 0 and done.output.split() == ["CPython", python]:
+            return Path(candidate)
+    return None
+
+
+def _environment(python: str, interpreter: Path, source: Source) -> Path:
+    """An environment with the locked tools of a Python, made once under ``out/lock``."""
+    lock = lock_path("tools", python)
+    if not lock.exists():
+        raise ForgeError(
+            f"there are no locked tools for Python {python}",
+            expected=str(lock),
+            mend="run it with another Python, such as python3.11",
+        )
+    key = sha256_text(lock.read_text(encoding="utf-8"), str(interpreter.resolve()))[:16]
+    place = out_dir() / "lock" / f"tools-py{python.replace('.', '')}-{key}"
+    made = place / "bin" / "python"
+    done = place / "made"
+    if done.exists():
+        return made
+    shutil.rmtree(place, ignore_errors=True)
+    run([interpreter, "-I", "-m", "venv", place], timeout=120, doing=f"a venv for Python {python}")
+    words = [made, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
+    run(
+        [*words, "--only-binary", ":all:", "-r", lock],
+        timeout=_TIME_LIMIT_S,
+        env=source.env(),
+        doing=f"installing the locked tools for Python {python}",
+    )
+    done.write_text("", encoding="utf-8")
+    return made
+
+
+def resolve(
+    pins: Pins, flavour: str, python: str, source: Source, *, way: str = "auto"
+) -> Resolved:
+    """Resolve a flavour for a Python, from metadata alone.
+
+    Args:
+        pins: The pins.
+        flavour: Such as ``runtime``.
+        python: ``X.Y``.
+        source: Where packages come from.
+        way: One of :data:`WAYS`.
+
+    Returns:
+        One file per package, none of them CUDA, torch with the digest of the table.
+
+    Raises:
+        ForgeError: If there is no solution, a package would bring CUDA, or the index gives no
+            digest (exit code 1); if it cannot be resolved here (exit code 2).
+        Unreachable: If the index does not answer.
+    """
+    target = target_python(python, source) if way != "uv" else None
+    if target is None and way == "pip-tools":
+        raise ForgeError(
+            f"there is no interpreter of Python {python} here for pip-tools",
+            expected=f"python{python} on PATH, on a Linux on x86-64",
+            mend="leave --way out: uv resolves for a Python that is not there",
+        )
+    home = home_python(source)
+    torch = torch_wheel(pins, python)
+    decided = constraints(pins)
+    names = read_input(LOCK_DIR / f"{flavour}.in", decided)
+    what = f"{flavour} for Python {python}"
+    with workspace() as work:
+        # own folder: a solution must never see anything else that lies in the workspace
+        write_standin(torch, work / "torch")
+        _write(work / "in", [str(name) for name in names])
+        _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
+        if target is not None:
+            versions = _pip_compile(target, work, pins, source, what)
+        else:
+            versions = _uv(home, work, pins, python, source, what)
+        has_torch = versions.pop("torch", None)
+        if has_torch is not None and has_torch != pins.torch.full:
+            raise _cuda("torch", f"{has_torch} is not {pins.torch.full}", flavour)
+        report = _files(home, work, pins, python, source, versions, what)
+    packages = _read_report(report, versions, python, flavour)
+    if has_torch is not None:
+        packages.append(Locked("torch", pins.torch.full, torch.sha256))
+    return Resolved(tuple(sorted(packages)), "pip-tools" if target is not None else "uv")
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _cutoff(pins: Pins) -> str:
+    return pins.cutoff.isoformat().replace("+00:00", "Z")
+
+
+def _pip_compile(python: Path, work: Path, pins: Pins, source: Source, what: str) -> dict[str, str]:
+    out = work / "versions"
+    words: list[str | Path] = [python, "-m", "piptools", "compile", "--quiet", "--no-config"]
+    words += ["--strip-extras", "--allow-unsafe", "--no-header", "--no-annotate"]
+    words += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"]
+    words += ["--no-emit-options", "--newline=lf", "--cache-dir", work / "cache"]
+    words += [f"--pip-args=--only-binary :all: --uploaded-prior-to {_cutoff(pins)}"]
+    words += ["--find-links", work / "torch", "--constraint", work / "constraints"]
+    done = _resolver([*words, "--output-file", out, work / "in"], source, work)
+    return _versions(done, out, source, f"pip-tools found no solution of {what}")
+
+
+def _uv(
+    home: Path, work: Path, pins: Pins, python: str, source: Source, what: str
+) -> dict[str, str]:
+    out = work / "versions"
+    glibc = "_".join(pins.platform.split("_")[1:3])
+    words: list[str | Path] = [home, "-m", "uv", "pip", "compile", "--quiet", "--no-config"]
+    words += ["--strip-extras", "--no-header", "--no-annotate", "--only-binary", ":all:"]
+    words += ["--python-version", python, "--python-platform", f"x86_64-manylinux_{glibc}"]
+    words += ["--no-python-downloads", "--exclude-newer", _cutoff(pins)]
+    words += ["--find-links", work / "torch", "--constraints", work / "constraints"]
+    done = _resolver([*words, "--output-file", out, work / "in"], source, work)
+    return _versions(done, out, source, f"uv found no solution of {what}")
+
+
+def _resolver(words: Sequence[str | Path], source: Source, work: Path) -> Completed:
+    return run(words, timeout=_TIME_LIMIT_S, env=source.env(), cwd=work, check=False)
+
+
+def _versions(done: Completed, out: Path, source: Source, failed: str) -> dict[str, str]:
+    """The pins that a resolver wrote, by canonical name."""
+    if done.code:
+        source.refuse(done.output)
+        raise ForgeError(
+            f"{failed}:\n{done.tail}",
+            expected="a set of releases that go together, uploaded before the cutoff",
+            mend="edit the input or the pins as the lines above say",
+            exit_code=Exit.FAULT,
+        )
+    found: dict[str, str] = {}
+    for raw in out.read_text(encoding="utf-8").splitlines():
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        pin = _PIN.fullmatch(line)
+        if pin is None:
+            raise ForgeError(f"the resolver wrote {line!r}", expected="name==version")
+        found[canonicalize_name(pin["name"])] = str(Version(pin["version"]))
+    return found
+
+
+def _target(pins: Pins, python: str) -> list[str]:
+    """pip's description of the target: safe without dependencies, since no marker is read."""
+    words = ["--no-deps", "--only-binary=:all:", f"--uploaded-prior-to={_cutoff(pins)}"]
+    words += [f"--python-version={python}", "--implementation=cp"]
+    return [*words, *(f"--platform={tag}" for tag in platforms(pins))]
+
+
+def _files(
+    home: Path,
+    work: Path,
+    pins: Pins,
+    python: str,
+    source: Source,
+    versions: Mapping[str, str],
+    what: str,
+) -> list[dict[str, Any]]:
+    """pip's choice of one file per release, as its installation report gives it."""
+    if not versions:
+        return []
+    _write(work / "exact", [f"{name}=={number}" for name, number in versions.items()])
+    words: list[str | Path] = [home, "-m", "pip", "install", "-q", "--dry-run"]
+    words += ["--ignore-installed", "--target", work / "nowhere", *_target(pins, python)]
+    words += ["--report", work / "report.json", "-r", work / "exact"]
+    done = _resolver(words, source, work)
+    if done.code:
+        source.refuse(done.output)
+        raise ForgeError(
+            f"no file fits {what}:\n{done.tail}",
+            expected=f"a wheel for {pins.platform} of every package",
+            mend="edit the input or the pins as the lines above say",
+            exit_code=Exit.FAULT,
+        )
+    report = json.loads((work / "report.json").read_text(encoding="utf-8"))
+    items: list[dict[str, Any]] = report["install"]
+    return items
+
+
+def _read_report(
+    items: Sequence[Mapping[str, Any]], versions: Mapping[str, str], python: str, flavour: str
+) -> list[Locked]:
+    packages = []
+    for item in items:
+        metadata = item["metadata"]
+        name = canonicalize_name(metadata["name"])
+        if is_cuda(name):
+            raise _cuda(name, "it is a CUDA package", flavour)
+        for requirement in metadata.get("requires_dist", []):
+            needed = needs(requirement, python)
+            if needed is not None and is_cuda(needed):
+                raise _cuda(name, f"it requires {needed}", flavour)
+        digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+        if not digest:
+            raise ForgeError(
+                f"the index gives no SHA-256 of {name} {metadata['version']}",
+                expected="an index that lists digests",
+                mend="use another index: pip config list",
+                exit_code=Exit.FAULT,
+            )
+        packages.append(Locked(name, str(Version(metadata["version"])), digest))
+    if {p.name: p.version for p in packages} != dict(versions):
+        raise ForgeError(
+            "pip's report names other releases than were asked for",
+            expected=", ".join(f"{name}=={number}" for name, number in versions.items()),
+            mend="look at the index: its file names and their metadata disagree",
+            exit_code=Exit.FAULT,
+        )
+    return packages
+
+
+def _cuda(name: str, why: str, flavour: str) -> ForgeError:
+    return ForgeError(
+        f"{flavour} would hold {name}: {why}",
+        expected="a closure without CUDA",
+        mend=f"take what brings it out of lock/{flavour}.in, or give it a range without CUDA",
+        exit_code=Exit.FAULT,
+    )
+
+
+def verify(pins: Pins, python: str, source: Source, packages: Sequence[Locked], work: Path) -> int:
+    """Download files and compare them with the digests that the index lists.
+
+    Args:
+        pins: The pins.
+        python: ``X.Y``.
+        source: Where packages come from.
+        packages: What to verify.
+        work: A folder of this run; the files stay there until it goes.
+
+    Returns:
+        Bytes downloaded.
+
+    Raises:
+        ForgeError: If a listed file is missing (exit code 2) or is not what is listed (1).
+        Unreachable: If the index does not answer.
+    """
+    if not packages:
+        return 0
+    home = home_python(source)
+    _write(work / "new", [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages])
+    words: list[str | Path] = [home, "-m", "pip", "download", "-q", "--require-hashes"]
+    words += [*_target(pins, python), "--dest", work / "files", "-r", work / "new"]
+    done = _resolver(words, source, work)
+    if done.code == 0:
+        return sum(path.stat().st_size for path in (work / "files").iterdir())
+    if "DO NOT MATCH THE HASHES" in done.output:
+        raise ForgeError(
+            f"{source.name} serves other bytes than it lists:\n{done.tail}",
+            expected="files with the listed SHA-256",
+            mend="do not use this index; tell those who run it",
+            exit_code=Exit.FAULT,
+        )
+    if re.search(r"404 Client Error|HTTP error 404", done.output):
+        raise ForgeError(
+            f"{source.name} lists a file that is not there:\n{done.tail}",
+            expected="every listed file",
+            mend="try later, or another index: pip config list",
+        )
+    source.refuse(done.output)
+    raise ForgeError(
+        f"the new files could not be verified:\n{done.tail}",
+        expected="every listed file",
+        mend="as the lines above say",
+    )

@@ -1,0 +1,169 @@
+"""Where packages come from: what of the user's pip configuration counts, and what does not.
+
+The user says *where*: one index, and how to reach it. Everything that could change *what* is
+resolved is left out, because it has: an extra index that offers a higher version of a package
+wins over the real one (dependency confusion), and a constraint or a folder of wheels changes a
+lock without a trace in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpuforge.errors import ForgeError
+from tpuforge.process import clean_env, redact, run
+
+# pip's own parser knows its files, variables and their order; hex, because a credential in the
+# address must come through the redaction of subprocess output unharmed
+_ASK = """
+import json
+from pip._internal.commands import create_command
+options, _ = create_command("install").parse_args([])
+kept = ("index_url", "no_index", "cert", "client_cert", "proxy", "trusted_hosts", "find_links")
+found = {name: getattr(options, name) for name in kept}
+left = {
+    "constraint": options.constraints,
+    "extra-index-url": options.extra_index_urls,
+    "find-links": options.find_links,
+    "no-binary": sorted(options.format_control.no_binary),
+    "only-binary": sorted(options.format_control.only_binary),
+    "pre": getattr(options, "pre", False),
+    "prefer-binary": options.prefer_binary,
+    "requirement": options.requirements,
+    "uploaded-prior-to": getattr(options, "uploaded_prior_to", None),
+}
+found["ignored"] = sorted(name for name, value in left.items() if value)
+print(json.dumps(found).encode().hex())
+"""
+_UNREACHABLE = re.compile(
+    r"Retrying \(|ConnectionError|NewConnectionError|ConnectTimeout|ReadTimeout|Max retries"
+    r"|Temporary failure in name resolution|Name or service not known|Connection refused"
+    r"|Failed to fetch|error sending request|dns error|operation timed out|SSLError"
+    r"|CERTIFICATE_VERIFY_FAILED|(?:40[137]|429|50\d) (?:Client|Server) Error",
+)
+
+
+class Unreachable(ForgeError):
+    """The index did not answer, or not in a way that can be used."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where packages come from.
+
+    Attributes:
+        index: The one index: the user's, or pip's own default.
+        reach: Variables that say how to reach it: certificates, proxy, trusted hosts.
+        folders: Local folders of wheels that the user named; read to compare, never to resolve.
+        ignored: Settings of pip that were left out, by name.
+        forbidden: Whether the user told pip to use no index at all.
+    """
+
+    index: str
+    reach: dict[str, str] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+    ignored: tuple[str, ...] = ()
+    forbidden: bool = False
+
+    @property
+    def name(self) -> str:
+        """The index for people, without credentials."""
+        return f"the package index {redact(self.index)}"
+
+    def env(self) -> dict[str, str]:
+        """The whole environment of a resolver: clean, with this one index in it."""
+        extra = dict(self.reach)
+        extra |= {"PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "15"}
+        extra |= {"UV_NO_CACHE": "1", "UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": "15"}
+        extra |= {"UV_SYSTEM_CERTS": "1"}
+        if "PIP_CERT" in extra:
+            extra["SSL_CERT_FILE"] = extra["PIP_CERT"]
+        if "PIP_CLIENT_CERT" in extra:
+            extra["SSL_CLIENT_CERT"] = extra["PIP_CLIENT_CERT"]
+        if "PIP_PROXY" in extra:
+            extra |= {"HTTPS_PROXY": extra["PIP_PROXY"], "HTTP_PROXY": extra["PIP_PROXY"]}
+        if "PIP_TRUSTED_HOST" in extra:
+            extra["UV_INSECURE_HOST"] = extra["PIP_TRUSTED_HOST"]
+        # by variable, not by argument: arguments can be read by every user of the machine
+        extra |= {"PIP_INDEX_URL": self.index, "UV_DEFAULT_INDEX": self.index}
+        return clean_env(**extra)
+
+    def probe(self, python: Path, package: str) -> None:
+        """Ask the index for one package, briefly.
+
+        Args:
+            python: A Python with pip.
+            package: A name that is to be resolved.
+
+        Raises:
+            Unreachable: If the index does not answer within seconds.
+        """
+        if self.forbidden:
+            raise Unreachable(
+                "pip is configured to use no index (no-index)",
+                expected="an index to resolve from",
+                mend="unset PIP_NO_INDEX or no-index in pip's configuration: pip config list",
+            )
+        words = [python, "-m", "pip", "index", "versions", package, "--timeout=5", "--retries=0"]
+        done = run(words, timeout=60, env=self.env(), check=False)
+        if done.code:
+            self.refuse(done.output)
+
+    def refuse(self, output: str) -> None:
+        """Raise if the output of a resolver says that the index could not be reached.
+
+        Args:
+            output: What pip, pip-compile or uv printed.
+
+        Raises:
+            Unreachable: If so.
+        """
+        if not _UNREACHABLE.search(output):
+            return
+        last = next((line for line in output.splitlines() if _UNREACHABLE.search(line)), "")
+        raise Unreachable(
+            f"{self.name} cannot be reached: {last.strip()[:300]}",
+            expected="an index that answers",
+            mend="check the network and pip's settings: pip config list",
+        )
+
+
+def read_source(python: Path) -> Source:
+    """Read the user's pip configuration, environment included, through pip itself.
+
+    Args:
+        python: A Python with pip.
+
+    Raises:
+        ForgeError: If pip cannot read its configuration.
+    """
+    env = clean_env()
+    del env["PIP_CONFIG_FILE"]
+    env |= {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "XDG_CONFIG_"))}
+    done = run(
+        [python, "-I", "-c", _ASK],
+        timeout=60,
+        env=env,
+        doing="asking pip for its settings",
+        mend="mend pip's configuration: pip config debug",
+    )
+    found: dict[str, Any] = json.loads(bytes.fromhex(done.output.split()[-1]))
+    reach = {
+        "PIP_CERT": found["cert"],
+        "PIP_CLIENT_CERT": found["client_cert"],
+        "PIP_PROXY": found["proxy"],
+        "PIP_TRUSTED_HOST": " ".join(found["trusted_hosts"]),
+    }
+    folders = (Path(link.removeprefix("file://")) for link in found["find_links"])
+    return Source(
+        index=found["index_url"],
+        reach={name: value for name, value in reach.items() if value},
+        folders=tuple(folder for folder in folders if folder.is_dir()),
+        ignored=tuple(found["ignored"]),
+        forbidden=bool(found["no_index"]),
+    )
