@@ -12,21 +12,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpuforge.console import Progress, size
+from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import (
-    LOCK_DIR,
     check_flavour,
-    constraints,
     existing,
     flavours,
     inputs_key,
     lock_path,
     read_head,
-    read_input,
     render,
 )
-from tpuforge.lock.resolver import WAYS, resolve, verify, workspace
+from tpuforge.lock.resolver import WAYS, Job, resolve, verify, workspace
 from tpuforge.lock.sources import Source, read_source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import exclusive, out_dir, write_atomic
@@ -84,13 +81,11 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     # every input is read before the first package is asked for
     keys = {target: inputs_key(pins, *target) for target in chosen}
     source = read_source(Path(sys.executable))
-    _say_source(source, progress)
+    say_ignored(source, progress)
     results = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
-        for flavour, python in chosen:
-            results.append(
-                _one(pins, flavour, python, keys[flavour, python], source, options, progress)
-            )
+        for target, key in keys.items():
+            results.append(_one(Job(pins, *target, source), key, options, progress))
     written = [result["file"] for result in results if result["changed"]]
     summary = (
         f"wrote {', '.join(map(str, written))}; review it: git diff lock/"
@@ -101,33 +96,30 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     return Outcome("done" if written else "unchanged", summary, data=data)
 
 
-def _say_source(source: Source, progress: Progress) -> None:
+def say_ignored(source: Source, progress: Progress) -> None:
+    """Tell the user which settings of pip are left out.
+
+    Args:
+        source: Where packages come from.
+        progress: The display.
+    """
     if source.ignored:
         progress.note(
-            f"of pip's settings, {', '.join(source.ignored)} is left out: "
-            "it could change what is resolved"
+            f"left out of pip's settings, since it could change what is resolved: "
+            f"{', '.join(source.ignored)}"
         )
 
 
-def _one(
-    pins: Pins,
-    flavour: str,
-    python: str,
-    key: str,
-    source: Source,
-    options: argparse.Namespace,
-    progress: Progress,
-) -> dict[str, object]:
-    path = lock_path(flavour, python)
-    names = read_input(LOCK_DIR / f"{flavour}.in", constraints(pins))
-    with progress.step(f"resolving {flavour} for Python {python}"):
-        source.probe(Path(sys.executable), names[0].name)
-        fresh = resolve(pins, flavour, python, source, way=options.way)
-    text = render(fresh.packages, key, python)
+def _one(job: Job, key: str, options: argparse.Namespace, progress: Progress) -> dict[str, object]:
+    path = lock_path(job.flavour, job.python)
+    with progress.step(f"resolving {job.what}"):
+        job.probe()
+        fresh = resolve(job, way=options.way)
+    text = render(fresh.packages, key, job.python)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     result: dict[str, object] = {
-        "flavour": flavour,
-        "python": python,
+        "flavour": job.flavour,
+        "python": job.python,
         "file": f"lock/{path.name}",
         "packages": len(fresh.packages),
         "way": fresh.way,
@@ -138,18 +130,13 @@ def _one(
         return result
     known = _trusted(path, before)
     if known and not options.renew:
-        _refuse_contradiction(path, known, fresh.packages, read_head(before).inputs == key, source)
+        same_inputs = read_head(before).inputs == key
+        _refuse_contradiction(path, known, fresh.packages, same_inputs, job.source.name)
     new = [p for p in fresh.packages if p not in known and p.name != "torch" and not _held(p)]
     if new:
-        with (
-            workspace() as work,
-            progress.step(f"verifying {len(new)} files new to {path.name}"),
-        ):
-            count = verify(pins, python, source, new, work)
-            result["bytes_verified"] = count
-            progress.note(
-                f"{path.name}: {len(new)} new files are what the index lists, {size(count)}"
-            )
+        with workspace() as work, progress.step(f"verifying {len(new)} new files of {path.name}"):
+            result["bytes_verified"] = count = verify(job, new, work)
+            progress.advance(count)
     write_atomic(path, text)
     return result
 
@@ -170,7 +157,7 @@ def _refuse_contradiction(
     known: Sequence[Locked],
     fresh: Sequence[Locked],
     same_inputs: bool,
-    source: Source,
+    index: str,
 ) -> None:
     """Refuse what no honest index would say.
 
@@ -188,7 +175,7 @@ def _refuse_contradiction(
         ]
     if changes:
         raise ForgeError(
-            f"{source.name} contradicts {path.name}: {'; '.join(changes)}",
+            f"{index} contradicts {path.name}: {'; '.join(changes)}",
             expected="the same result, since neither the inputs nor these releases changed",
             mend="check which index pip is set to (pip config list); "
             f"if it is right: forge lock --renew, then git diff lock/{path.name}",

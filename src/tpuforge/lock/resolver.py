@@ -169,8 +169,12 @@ def _environment(python: str, interpreter: Path, source: Source) -> Path:
     if done.exists():
         return made
     shutil.rmtree(place, ignore_errors=True)
-    run([interpreter, "-I", "-m", "venv", place], timeout=120, doing=f"a venv for Python {python}")
-    words = [made, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
+    run(
+        [interpreter, "-I", "-m", "venv", str(place)],
+        timeout=120,
+        doing=f"a venv for Python {python}",
+    )
+    words: list[str | Path] = [made, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
     run(
         [*words, "--only-binary", ":all:", "-r", lock],
         timeout=_TIME_LIMIT_S,
@@ -181,16 +185,62 @@ def _environment(python: str, interpreter: Path, source: Source) -> Path:
     return made
 
 
-def resolve(
-    pins: Pins, flavour: str, python: str, source: Source, *, way: str = "auto"
-) -> Resolved:
-    """Resolve a flavour for a Python, from metadata alone.
+@dataclass(frozen=True)
+class Job:
+    """What is resolved, from where.
 
-    Args:
+    Attributes:
         pins: The pins.
         flavour: Such as ``runtime``.
         python: ``X.Y``.
         source: Where packages come from.
+    """
+
+    pins: Pins
+    flavour: str
+    python: str
+    source: Source
+
+    @property
+    def what(self) -> str:
+        """The job for people."""
+        return f"{self.flavour} for Python {self.python}"
+
+    @property
+    def cutoff(self) -> str:
+        """The moment after which uploads do not exist, as pip and uv read it."""
+        return self.pins.cutoff.isoformat().replace("+00:00", "Z")
+
+    def run(self, words: Sequence[str | Path], work: Path) -> Completed:
+        """Run a resolver in a workspace, in an environment that holds this one index.
+
+        Args:
+            words: Program and arguments.
+            work: The child's folder.
+        """
+        return run(words, timeout=_TIME_LIMIT_S, env=self.source.env(), cwd=work, check=False)
+
+    def probe(self) -> None:
+        """Ask the index for the first package of the input, briefly.
+
+        Raises:
+            UnreachableError: If it does not answer within seconds.
+        """
+        names = read_input(LOCK_DIR / f"{self.flavour}.in", constraints(self.pins))
+        self.source.probe(Path(sys.executable), names[0].name)
+
+    def target(self) -> list[str]:
+        """Describe the target to pip: safe without dependencies, since no marker is read."""
+        words = ["--no-deps", "--only-binary=:all:", f"--uploaded-prior-to={self.cutoff}"]
+        words += [f"--python-version={self.python}", "--implementation=cp"]
+        return [*words, *(f"--platform={tag}" for tag in platforms(self.pins))]
+
+
+def resolve(job: Job, *, way: str = "auto") -> Resolved:
+    """Resolve a flavour for a Python, from metadata alone.
+
+    Args:
+        job: What, from where.
         way: One of :data:`WAYS`.
 
     Returns:
@@ -199,75 +249,64 @@ def resolve(
     Raises:
         ForgeError: If there is no solution, a package would bring CUDA, or the index gives no
             digest (exit code 1); if it cannot be resolved here (exit code 2).
-        Unreachable: If the index does not answer.
+        UnreachableError: If the index does not answer.
     """
-    target = target_python(python, source) if way != "uv" else None
+    target = target_python(job.python, job.source) if way != "uv" else None
     if target is None and way == "pip-tools":
         raise ForgeError(
-            f"there is no interpreter of Python {python} here for pip-tools",
-            expected=f"python{python} on PATH, on a Linux on x86-64",
+            f"there is no interpreter of Python {job.python} here for pip-tools",
+            expected=f"python{job.python} on PATH, on a Linux on x86-64",
             mend="leave --way out: uv resolves for a Python that is not there",
         )
-    home = home_python(source)
-    torch = torch_wheel(pins, python)
-    decided = constraints(pins)
-    names = read_input(LOCK_DIR / f"{flavour}.in", decided)
-    what = f"{flavour} for Python {python}"
+    home = home_python(job.source)
+    torch = torch_wheel(job.pins, job.python)
+    decided = constraints(job.pins)
+    names = read_input(LOCK_DIR / f"{job.flavour}.in", decided)
     with workspace() as work:
-        # own folder: a solution must never see anything else that lies in the workspace
+        # a folder of its own: the solution must not see anything else that lies here
         write_standin(torch, work / "torch")
         _write(work / "in", [str(name) for name in names])
         _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
-        if target is not None:
-            versions = _pip_compile(target, work, pins, source, what)
-        else:
-            versions = _uv(home, work, pins, python, source, what)
+        versions = _uv(job, home, work) if target is None else _pip_compile(job, target, work)
         has_torch = versions.pop("torch", None)
-        if has_torch is not None and has_torch != pins.torch.full:
-            raise _cuda("torch", f"{has_torch} is not {pins.torch.full}", flavour)
-        report = _files(home, work, pins, python, source, versions, what)
-    packages = _read_report(report, versions, python, flavour)
+        if has_torch is not None and has_torch != job.pins.torch.full:
+            raise _cuda("torch", f"{has_torch} is not {job.pins.torch.full}", job.flavour)
+        packages = _read_report(job, _files(job, home, work, versions), versions)
     if has_torch is not None:
-        packages.append(Locked("torch", pins.torch.full, torch.sha256))
-    return Resolved(tuple(sorted(packages)), "pip-tools" if target is not None else "uv")
+        packages.append(Locked("torch", job.pins.torch.full, torch.sha256))
+    return Resolved(tuple(sorted(packages)), "uv" if target is None else "pip-tools")
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _cutoff(pins: Pins) -> str:
-    return pins.cutoff.isoformat().replace("+00:00", "Z")
-
-
-def _pip_compile(python: Path, work: Path, pins: Pins, source: Source, what: str) -> dict[str, str]:
+def _pip_compile(job: Job, python: Path, work: Path) -> dict[str, str]:
     out = work / "versions"
     words: list[str | Path] = [python, "-m", "piptools", "compile", "--quiet", "--no-config"]
     words += ["--strip-extras", "--allow-unsafe", "--no-header", "--no-annotate"]
     words += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"]
     words += ["--no-emit-options", "--newline=lf", "--cache-dir", work / "cache"]
-    words += [f"--pip-args=--only-binary :all: --uploaded-prior-to {_cutoff(pins)}"]
+    words += [f"--pip-args=--only-binary :all: --uploaded-prior-to {job.cutoff}"]
     words += ["--find-links", work / "torch", "--constraint", work / "constraints"]
-    done = _resolver([*words, "--output-file", out, work / "in"], source, work)
-    return _versions(done, out, source, f"pip-tools found no solution of {what}")
+    done = job.run([*words, "--output-file", out, work / "in"], work)
+    return _versions(done, out, job.source, f"pip-tools found no solution of {job.what}")
 
 
-def _uv(
-    home: Path, work: Path, pins: Pins, python: str, source: Source, what: str
-) -> dict[str, str]:
+def _uv(job: Job, home: Path, work: Path) -> dict[str, str]:
     out = work / "versions"
-    glibc = "_".join(pins.platform.split("_")[1:3])
     words: list[str | Path] = [home, "-m", "uv", "pip", "compile", "--quiet", "--no-config"]
     words += ["--strip-extras", "--no-header", "--no-annotate", "--only-binary", ":all:"]
-    words += ["--python-version", python, "--python-platform", f"x86_64-manylinux_{glibc}"]
-    words += ["--no-python-downloads", "--exclude-newer", _cutoff(pins)]
+    words += ["--python-version", job.python, "--python-platform", f"x86_64-{_glibc(job.pins)}"]
+    words += ["--no-python-downloads", "--exclude-newer", job.cutoff]
     words += ["--find-links", work / "torch", "--constraints", work / "constraints"]
-    done = _resolver([*words, "--output-file", out, work / "in"], source, work)
-    return _versions(done, out, source, f"uv found no solution of {what}")
+    done = job.run([*words, "--output-file", out, work / "in"], work)
+    return _versions(done, out, job.source, f"uv found no solution of {job.what}")
 
 
-def _resolver(words: Sequence[str | Path], source: Source, work: Path) -> Completed:
-    return run(words, timeout=_TIME_LIMIT_S, env=source.env(), cwd=work, check=False)
+def _glibc(pins: Pins) -> str:
+    """The pins' platform as uv names it: ``manylinux_2_31``."""
+    return pins.platform.removesuffix("_x86_64")
 
 
 def _versions(done: Completed, out: Path, source: Source, failed: str) -> dict[str, str]:
@@ -292,35 +331,20 @@ def _versions(done: Completed, out: Path, source: Source, failed: str) -> dict[s
     return found
 
 
-def _target(pins: Pins, python: str) -> list[str]:
-    """pip's description of the target: safe without dependencies, since no marker is read."""
-    words = ["--no-deps", "--only-binary=:all:", f"--uploaded-prior-to={_cutoff(pins)}"]
-    words += [f"--python-version={python}", "--implementation=cp"]
-    return [*words, *(f"--platform={tag}" for tag in platforms(pins))]
-
-
-def _files(
-    home: Path,
-    work: Path,
-    pins: Pins,
-    python: str,
-    source: Source,
-    versions: Mapping[str, str],
-    what: str,
-) -> list[dict[str, Any]]:
-    """pip's choice of one file per release, as its installation report gives it."""
+def _files(job: Job, home: Path, work: Path, versions: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Let pip choose one file per release; what it says in its installation report."""
     if not versions:
         return []
     _write(work / "exact", [f"{name}=={number}" for name, number in versions.items()])
     words: list[str | Path] = [home, "-m", "pip", "install", "-q", "--dry-run"]
-    words += ["--ignore-installed", "--target", work / "nowhere", *_target(pins, python)]
+    words += ["--ignore-installed", "--target", work / "nowhere", *job.target()]
     words += ["--report", work / "report.json", "-r", work / "exact"]
-    done = _resolver(words, source, work)
+    done = job.run(words, work)
     if done.code:
-        source.refuse(done.output)
+        job.source.refuse(done.output)
         raise ForgeError(
-            f"no file fits {what}:\n{done.tail}",
-            expected=f"a wheel for {pins.platform} of every package",
+            f"no file fits {job.what}:\n{done.tail}",
+            expected=f"a wheel for {job.pins.platform} of every package",
             mend="edit the input or the pins as the lines above say",
             exit_code=Exit.FAULT,
         )
@@ -330,18 +354,18 @@ def _files(
 
 
 def _read_report(
-    items: Sequence[Mapping[str, Any]], versions: Mapping[str, str], python: str, flavour: str
+    job: Job, items: Sequence[Mapping[str, Any]], versions: Mapping[str, str]
 ) -> list[Locked]:
     packages = []
     for item in items:
         metadata = item["metadata"]
         name = canonicalize_name(metadata["name"])
         if is_cuda(name):
-            raise _cuda(name, "it is a CUDA package", flavour)
+            raise _cuda(name, "it is a CUDA package", job.flavour)
         for requirement in metadata.get("requires_dist", []):
-            needed = needs(requirement, python)
+            needed = needs(requirement, job.python)
             if needed is not None and is_cuda(needed):
-                raise _cuda(name, f"it requires {needed}", flavour)
+                raise _cuda(name, f"it requires {needed}", job.flavour)
         digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
         if not digest:
             raise ForgeError(
@@ -370,13 +394,11 @@ def _cuda(name: str, why: str, flavour: str) -> ForgeError:
     )
 
 
-def verify(pins: Pins, python: str, source: Source, packages: Sequence[Locked], work: Path) -> int:
+def verify(job: Job, packages: Sequence[Locked], work: Path) -> int:
     """Download files and compare them with the digests that the index lists.
 
     Args:
-        pins: The pins.
-        python: ``X.Y``.
-        source: Where packages come from.
+        job: What they are for, and where they come from.
         packages: What to verify.
         work: A folder of this run; the files stay there until it goes.
 
@@ -385,31 +407,31 @@ def verify(pins: Pins, python: str, source: Source, packages: Sequence[Locked], 
 
     Raises:
         ForgeError: If a listed file is missing (exit code 2) or is not what is listed (1).
-        Unreachable: If the index does not answer.
+        UnreachableError: If the index does not answer.
     """
     if not packages:
         return 0
-    home = home_python(source)
+    home = home_python(job.source)
     _write(work / "new", [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages])
     words: list[str | Path] = [home, "-m", "pip", "download", "-q", "--require-hashes"]
-    words += [*_target(pins, python), "--dest", work / "files", "-r", work / "new"]
-    done = _resolver(words, source, work)
+    words += [*job.target(), "--dest", work / "files", "-r", work / "new"]
+    done = job.run(words, work)
     if done.code == 0:
         return sum(path.stat().st_size for path in (work / "files").iterdir())
     if "DO NOT MATCH THE HASHES" in done.output:
         raise ForgeError(
-            f"{source.name} serves other bytes than it lists:\n{done.tail}",
+            f"{job.source.name} serves other bytes than it lists:\n{done.tail}",
             expected="files with the listed SHA-256",
             mend="do not use this index; tell those who run it",
             exit_code=Exit.FAULT,
         )
     if re.search(r"404 Client Error|HTTP error 404", done.output):
         raise ForgeError(
-            f"{source.name} lists a file that is not there:\n{done.tail}",
+            f"{job.source.name} lists a file that is not there:\n{done.tail}",
             expected="every listed file",
             mend="try later, or another index: pip config list",
         )
-    source.refuse(done.output)
+    job.source.refuse(done.output)
     raise ForgeError(
         f"the new files could not be verified:\n{done.tail}",
         expected="every listed file",

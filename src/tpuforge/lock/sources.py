@@ -48,7 +48,7 @@ _UNREACHABLE = re.compile(
 )
 
 
-class Unreachable(ForgeError):
+class UnreachableError(ForgeError):
     """The index did not answer, or not in a way that can be used."""
 
 
@@ -101,15 +101,24 @@ class Source:
             package: A name that is to be resolved.
 
         Raises:
-            Unreachable: If the index does not answer within seconds.
+            UnreachableError: If the index does not answer within seconds.
         """
         if self.forbidden:
-            raise Unreachable(
+            raise UnreachableError(
                 "pip is configured to use no index (no-index)",
                 expected="an index to resolve from",
                 mend="unset PIP_NO_INDEX or no-index in pip's configuration: pip config list",
             )
-        words = [python, "-m", "pip", "index", "versions", package, "--timeout=5", "--retries=0"]
+        words: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "index",
+            "versions",
+            package,
+            "--timeout=5",
+            "--retries=0",
+        ]
         done = run(words, timeout=60, env=self.env(), check=False)
         if done.code:
             self.refuse(done.output)
@@ -121,12 +130,12 @@ class Source:
             output: What pip, pip-compile or uv printed.
 
         Raises:
-            Unreachable: If so.
+            UnreachableError: If so.
         """
         if not _UNREACHABLE.search(output):
             return
         last = next((line for line in output.splitlines() if _UNREACHABLE.search(line)), "")
-        raise Unreachable(
+        raise UnreachableError(
             f"{self.name} cannot be reached: {last.strip()[:300]}",
             expected="an index that answers",
             mend="check the network and pip's settings: pip config list",
