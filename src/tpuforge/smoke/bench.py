@@ -1,0 +1,262 @@
+"""The verb ``bench``: run the benchmarks inside an image, each cost apart.
+
+Three container runs: imports and compiles with nothing mounted, the training steps with the
+simulator mounted, and pip installing the image's own wheels again, from the wheelhouse, into an
+empty volume. A run with the same image, simulator and options as before is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tpuforge.console import Progress, print_table
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lockfile import Locked, read_lock
+from tpuforge.paths import ROOT, exclusive, out_dir, read_json, sha256_file, sha256_text, write_json
+from tpuforge.smoke import container, simulator
+from tpuforge.verb import Outcome, parser, run_verb
+
+BENCH_SCHEMA = "tpuforge.bench/1"
+LIMIT_S = 1200.0
+INSTALL = "install.wheels"
+_WHEELS = "/wheels"
+_TARGET = "/install"
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser(
+        "bench",
+        "Time installs, imports, steps and compiles inside an image. Exit codes: 0 measured, "
+        "1 a measurement failed, 2 could not be measured here.",
+    )
+    container.add_choice(made)
+    made.add_argument("--samples", type=int, default=3, help="samples of each (default 3)")
+    made.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="TOPOLOGY",
+        help="compile for this TPU, such as v6e:2x2; again for more",
+    )
+    made.add_argument("--again", action="store_true", help="run even if nothing has changed")
+    return made
+
+
+def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
+    if options.samples < 1:
+        raise ForgeError(
+            f"--samples {options.samples}", expected="1 or more", mend="leave it out for 3"
+        )
+    if options.image_ref:
+        engine = container.find_engine(progress)
+        subject = container.referenced(engine, options.image_ref)
+    else:
+        engine, subject = None, container.baked(options)
+    folder = out_dir() / "bench" / subject.slug
+    key = sha256_text(
+        BENCH_SCHEMA, subject.digest, simulator.key(), str(options.samples), *options.target
+    )
+    with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
+        record = None if options.again else container.earlier(folder, "bench.json", key)
+        if record is not None and record.get("exit_code") == Exit.OK:
+            return _outcome("unchanged", subject, folder, record)
+        engine = engine or container.find_engine(progress)
+        digest = container.ensure_loaded(engine, subject, progress)
+        notes: list[str] = []
+        simulated = None
+        try:
+            simulated = simulator.ensure_simulator(progress)
+        except ForgeError as error:
+            notes.append(f"the simulator could not be made: {error.found}")
+            progress.note(notes[-1], loud=True)
+        with container.room(engine, digest, "bench", progress) as room:
+            code = _measure(room, options, simulated)
+            result = read_json(room.results / "bench.json")
+            lock = _lock_of(subject)
+            result["measurements"].insert(0, _install(room, lock))
+            write_json(room.results / "whole.json", result)
+            record = {
+                "key": key if simulated is not None else "",
+                "verb": "bench",
+                "image": subject.reference,
+                "manifest_digest": subject.digest,
+                "exit_code": code,
+                "notes": notes,
+            }
+            files = {"bench.json": room.results / "whole.json"}
+            container.publish(folder, files, "bench.json", record)
+    if not options.json:
+        _show(result, subject)
+    return _outcome("done", subject, folder, record)
+
+
+def _measure(room: container.Room, options: argparse.Namespace, simulated: Path | None) -> int:
+    """Run the image's own benchmarks; ``bench.json`` in the room holds all of them."""
+    words = ["bench", "--samples", str(options.samples)]
+    for target in options.target:
+        words += ["--target", target]
+    plain = "import,compile" if simulated is not None else "import,compile,step"
+    first, last = (f"{container.RESULTS}/{name}.json" for name in ("plain", "bench"))
+    with room.progress.step("timing imports and compiles"):
+        done = room.run(
+            container.Job(
+                [*words, "--only", plain, "--json", first if simulated is not None else last],
+                LIMIT_S,
+            )
+        )
+    code = done.code
+    if simulated is not None:
+        with room.progress.step("timing steps on the simulator"):
+            done = room.run(
+                container.Job(
+                    [*words, "--only", "step", "--merge", first, "--json", last],
+                    LIMIT_S,
+                    mounts=container.simulator_mounts(simulated),
+                    env=container.SIMULATOR_ENV,
+                )
+            )
+        code = max(code, done.code)
+    result = read_json(room.results / "bench.json")
+    if not isinstance(result, dict) or result.get("schema") != BENCH_SCHEMA:
+        raise ForgeError(
+            f"the benchmarks ended with exit code {done.code} and left no result\n{done.tail}",
+            expected=f"a result of the schema {BENCH_SCHEMA}",
+            mend="forge bench --help for the options; forge bake if the image is older",
+        )
+    return code
+
+
+def _lock_of(subject: container.Subject) -> list[Locked] | str:
+    """The lock an image was baked from, or why it cannot be installed again."""
+    if subject.layout is None:
+        return "only for a baked image: the wheels of another are not known"
+    record = read_json(subject.layout.parent / "image.json")
+    path = ROOT / "lock" / f"{record['flavour']}-py{record['python'].replace('.', '')}.txt"
+    if not path.is_file() or sha256_file(path) != record["lock_sha256"]:
+        return f"{path.name} is no longer the lock that the image was baked from"
+    return read_lock(path)
+
+
+def _install(room: container.Room, lock: list[Locked] | str) -> dict[str, Any]:
+    """Time pip installing the locked wheels anew, offline, into an empty volume; one sample."""
+    if isinstance(lock, str):
+        return _measurement(len([]), None, lock)
+    wheelhouse = out_dir() / "wheelhouse"
+    lines = []
+    for package in lock:
+        wheels = list((wheelhouse / package.sha256).glob("*.whl"))
+        if len(wheels) != 1:
+            return _measurement(len(lock), None, f"{package.name} is not in the wheelhouse")
+        name = f"{_WHEELS}/{package.sha256}/{wheels[0].name}"
+        lines.append(f"{name} --hash=sha256:{package.sha256}\n")
+    (room.results / "install.txt").write_text("".join(lines), encoding="utf-8")
+    pip = [
+        *(
+            "python",
+            "-m",
+            "pip",
+            "install",
+            "--isolated",
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+        ),
+        *("--no-cache-dir", "--quiet", "--require-hashes", "--target", _TARGET),
+        *("-r", f"{container.RESULTS}/install.txt"),
+    ]
+    job = container.Job(
+        pip,
+        LIMIT_S,
+        mounts=(container.Mount(wheelhouse, _WHEELS),),
+        # an anonymous volume goes with its container; it belongs to root, who has no rights here
+        options=("--user", "0:0", "--mount", f"type=volume,target={_TARGET}"),
+    )
+    with room.progress.step(f"timing pip: {len(lock)} wheels"):
+        done = room.run(job)
+    if done.code != 0:
+        return _measurement(len(lock), None, f"failed: pip ended with {done.code}: {done.tail}")
+    return _measurement(len(lock), done.seconds, None)
+
+
+def _measurement(count: int, spent: float | None, not_run: str | None) -> dict[str, Any]:
+    samples = [] if spent is None else [round(spent, 3)]
+    middle = statistics.median(samples) if samples else None
+    return {
+        "id": INSTALL,
+        "what": f"pip installs {count or 'the'} locked wheels offline into an empty folder, hashes "
+        "checked, no byte code; start of the container included",
+        "unit": "s",
+        "samples": samples,
+        "min": middle,
+        "median": middle,
+        "max": middle,
+        "not_run": not_run,
+        "failed": bool(not_run and not_run.startswith("failed")),
+    }
+
+
+def _outcome(
+    status: Literal["done", "unchanged"],
+    subject: container.Subject,
+    folder: Path,
+    record: dict[str, Any],
+) -> Outcome:
+    result = read_json(folder / "bench.json")
+    measured = [item for item in result["measurements"] if item["median"] is not None]
+    missing = len(result["measurements"]) - len(measured)
+    summary = f"{len(measured)} measurements of {subject.reference}"
+    if missing:
+        summary += f", {missing} not run"
+    summary += f"; {folder / 'bench.json'}"
+    if status == "unchanged":
+        summary += " (same image, simulator and options as in the last run)"
+    return Outcome(
+        status,
+        summary,
+        data={
+            "image": subject.reference,
+            "manifest_digest": subject.digest,
+            "bench": str(folder / "bench.json"),
+            "medians": {item["id"]: [item["median"], item["unit"]] for item in measured},
+        },
+        notes=list(record.get("notes", [])),
+        exit_code=Exit(record["exit_code"]),
+    )
+
+
+def _show(result: dict[str, Any], subject: container.Subject) -> None:
+    rows = []
+    for item in result["measurements"]:
+        if item["median"] is None:
+            rows.append((item["id"], "not run", "", item["not_run"] or ""))
+            continue
+        count = len(item["samples"])
+        spread = f"{item['min']:.4g} to {item['max']:.4g}, {count} samples" if count > 1 else ""
+        rows.append((item["id"], f"{item['median']:.4g} {item['unit']}", spread, ""))
+    print_table(("measurement", "median", "spread", ""), rows, title=subject.reference)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb ``bench``.
+
+    Args:
+        argv: Arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    return run_verb(
+        "bench",
+        _parser(),
+        _bench,
+        argv,
+        result_name=lambda options: container.result_name("bench", options),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

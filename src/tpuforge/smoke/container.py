@@ -1,0 +1,651 @@
+"""Run a command of an image the way a careful user would, and bring its results home.
+
+What ``smoke`` and ``bench`` share: which image, which engine, whether the engine holds exactly
+that image, one container per run with no rights and no network, and results that stand in ``out/``
+only when they are complete. The container has a time limit of its own, so that even a run that was
+killed beyond repair ends by itself; the next run removes what is left of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import os
+import secrets
+import shutil
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpuforge.console import Progress
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import (
+    ROOT,
+    out_dir,
+    read_json,
+    sha256_file,
+    sha256_text,
+    write_atomic,
+    write_json,
+)
+from tpuforge.pins import load
+from tpuforge.process import Completed, clean_env, run
+
+IMAGE_SCHEMA = "tpuforge.image/1"
+RUN_SCHEMA = "tpuforge.run/1"
+RESULTS = "/results"
+"""Where a container finds the folder that it may write to."""
+MEMORY = "6g"
+"""Limit of one container: three times what a single check may take (2 GB), and some for /tmp."""
+_LABEL = "io.tpuforge.run"
+_TOO_LATE = 124
+_OUT_OF_MEMORY = 137
+_ENGINE_FAILED = 125
+_NOT_RUNNABLE = (126, 127)
+_NOT_THE_COMMANDS = (_TOO_LATE, _ENGINE_FAILED, *_NOT_RUNNABLE, _OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The image that is run.
+
+    Attributes:
+        slug: Its folder name in ``out/``, such as ``runtime-py311``.
+        reference: Its name for people.
+        digests: Digests an engine may know it by: manifest, then configuration.
+        layout: Its OCI layout; None for an image that the engine holds already.
+    """
+
+    slug: str
+    reference: str
+    digests: tuple[str, ...]
+    layout: Path | None
+
+    @property
+    def digest(self) -> str:
+        """The manifest digest."""
+        return self.digests[0]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A Docker engine that answers.
+
+    Attributes:
+        docker: The client.
+        host: What ``DOCKER_HOST`` must be.
+    """
+
+    docker: str
+    host: str
+
+    def call(
+        self, *words: str | Path, timeout: float = 60, check: bool = True, **more: Any
+    ) -> Completed:
+        """Run the client (see :func:`tpuforge.process.run`).
+
+        Args:
+            *words: Its arguments.
+            timeout: Seconds.
+            check: Raise when it fails.
+            **more: Further arguments of ``run``.
+        """
+        env = clean_env(**({"DOCKER_HOST": self.host} if self.host else {}))
+        return run([self.docker, *words], timeout=timeout, env=env, check=check, **more)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A host path in a container, read-only unless said otherwise.
+
+    Attributes:
+        source: Absolute host path.
+        target: Path in the container.
+        writable: Whether the container may write to it.
+    """
+
+    source: Path
+    target: str
+    writable: bool = False
+
+    def argument(self) -> str:
+        """The value of ``--mount``: a line of CSV, so any character can stand in a path."""
+        fields = ["type=bind", f"source={self.source}", f"target={self.target}"]
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow(
+            fields if self.writable else [*fields, "readonly"]
+        )
+        return line.getvalue()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One container run.
+
+    Attributes:
+        command: The command in the image and its arguments.
+        limit: Seconds.
+        mounts: Beside the results folder.
+        env: Variables to set.
+        options: More options of ``docker run``.
+    """
+
+    command: Sequence[str]
+    limit: float
+    mounts: Sequence[Mount] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ()
+
+
+SIMULATOR_ENV = {
+    "TPU_LIBRARY_PATH": "/opt/simulator/wrapper.so",
+    "TPUFORGE_SIMULATOR": "/opt/simulator",
+}
+"""What makes torch_tpu load the simulator's plugin, and the suite know of it."""
+
+
+def simulator_mounts(folder: Path) -> tuple[Mount, ...]:
+    """The mounts that show a container a simulated chip.
+
+    Args:
+        folder: A simulator that :mod:`tpuforge.smoke.simulator` made.
+    """
+    return (
+        Mount(folder, "/opt/simulator"),
+        Mount(folder / "pci", "/sys/bus/pci/devices"),
+        Mount(folder / "vfio", "/dev/vfio/7"),
+    )
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name an image.
+
+    Args:
+        parser: A verb's parser.
+    """
+    parser.add_argument("--image", metavar="NAME", help="image (default: from the pins)")
+    parser.add_argument("--python", metavar="X.Y", help="Python (default: from the pins)")
+    parser.add_argument("--flavour", metavar="NAME", help="lock it was made from")
+    parser.add_argument(
+        "--image-ref",
+        metavar="REF",
+        help="run this image of the engine, wherever it came from, instead of the baked one",
+    )
+
+
+def result_name(verb: str, options: argparse.Namespace) -> str:
+    """The name of a verb's result file: the verb, and the image if one was named.
+
+    Args:
+        verb: The verb.
+        options: Its parsed options.
+    """
+    words = [verb, options.image, options.python and f"py{options.python.replace('.', '')}"]
+    return "-".join(word.replace("/", "_") for word in words if word)
+
+
+def baked(options: argparse.Namespace) -> Subject:
+    """The baked image that the options name.
+
+    Args:
+        options: With ``image``, ``python`` and ``flavour``.
+
+    Returns:
+        The image.
+
+    Raises:
+        ForgeError: If it was not baked, its record is damaged, or it has another flavour.
+    """
+    pins = load()
+    python = pins.python(options.python)
+    image = options.image or pins.default_image
+    slug = f"{image}-py{python.replace('.', '')}"
+    folder = out_dir() / "images" / slug
+    record = read_json(folder / "image.json")
+    mend = "forge bake"
+    if (options.image, options.python) != (None, None):
+        mend += f" --image {image} --python {python}"
+    if record is None:
+        raise ForgeError(
+            f"the image {slug} was not baked",
+            expected=str(folder / "image.json"),
+            mend=mend,
+        )
+    try:
+        if record["schema"] != IMAGE_SCHEMA:
+            raise ForgeError(
+                f"{folder / 'image.json'} has the schema {record['schema']}",
+                expected=IMAGE_SCHEMA,
+                mend=mend,
+            )
+        flavour, digests = record["flavour"], (record["manifest_digest"], record["config_digest"])
+        reference = record["name"]
+    except (KeyError, TypeError) as error:
+        raise ForgeError(
+            f"{folder / 'image.json'} is damaged: {error}", expected=IMAGE_SCHEMA, mend=mend
+        ) from error
+    if options.flavour and options.flavour != flavour:
+        raise ForgeError(
+            f"{slug} was baked from the flavour {flavour}",
+            expected=f"the flavour {options.flavour}",
+            mend=f"{mend} --flavour {options.flavour}",
+        )
+    return Subject(slug, reference, digests, folder / "oci")
+
+
+def referenced(engine: Engine, reference: str) -> Subject:
+    """An image that the engine holds under some name.
+
+    Args:
+        engine: The engine.
+        reference: The name, digest or id.
+
+    Returns:
+        The image; its results get a folder of their own.
+
+    Raises:
+        ForgeError: If the engine holds no such image.
+    """
+    found = _identify(engine, reference)
+    if found is None:
+        raise ForgeError(
+            f"the engine holds no image {reference}",
+            expected="an image of the engine",
+            mend=f"docker pull {reference}, or leave out --image-ref for the baked image",
+        )
+    return Subject(f"ref-{found.removeprefix('sha256:')[:12]}", reference, (found,), None)
+
+
+def find_engine(progress: Progress) -> Engine:
+    """The engine that the bake used, or whatever ``forge engine`` finds now.
+
+    Args:
+        progress: Shows what is done.
+
+    Returns:
+        An engine that answered.
+
+    Raises:
+        ForgeError: If there is none.
+    """
+    engine = _recorded()
+    if engine is not None and _answers(engine):
+        return engine
+    with progress.step("looking for a Docker engine"):
+        names = ("TPUFORGE_OUT", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG")
+        chosen = {name: os.environ[name] for name in names if name in os.environ}
+        done = run(
+            [sys.executable, "-m", "tpuforge.images.engine", "--json"],
+            timeout=900,
+            env=clean_env(PYTHONPATH=str(ROOT / "src"), **chosen),
+            on_line=progress.detail,
+            check=False,
+        )
+    engine = _recorded()
+    if done.code != 0 or engine is None or not _answers(engine):
+        error = _error_in(done.output)
+        raise ForgeError(
+            error.get("found") or f"no Docker engine answers\n{done.tail}",
+            expected=error.get("expected") or "an engine that answers",
+            mend=error.get("mend") or "forge engine",
+        )
+    return engine
+
+
+def _recorded() -> Engine | None:
+    record = read_json(out_dir() / "engine" / "engine.json")
+    if not isinstance(record, dict) or not record.get("docker"):
+        return None
+    return Engine(str(record["docker"]), str(record.get("docker_host") or ""))
+
+
+def _answers(engine: Engine) -> bool:
+    try:
+        done = engine.call("version", "--format", "{{.Server.Version}}", timeout=20, check=False)
+    except ForgeError:
+        return False
+    return done.code == 0
+
+
+def _error_in(output: str) -> dict[str, str]:
+    """The error of a verb that was asked for JSON; its output may hold other lines as well."""
+    with contextlib.suppress(ValueError):
+        record = json.loads(output[output.index("{") : output.rindex("}") + 1])
+        error = record.get("error")
+        if isinstance(error, dict):
+            return {key: str(value) for key, value in error.items()}
+    return {}
+
+
+def ensure_loaded(engine: Engine, subject: Subject, progress: Progress) -> str:
+    """Make sure that the engine holds exactly this image.
+
+    The image is asked for by digest, never by name: a name may have moved on.
+
+    Args:
+        engine: The engine.
+        subject: The image.
+        progress: Shows what is done.
+
+    Returns:
+        The digest to run it by.
+
+    Raises:
+        ForgeError: If the engine does not end up with exactly that image; exit code 1 when its
+            bytes are not those that ``image.json`` names.
+    """
+    held = _held(engine, subject)
+    if held is None and subject.layout is not None:
+        _load(engine, subject, subject.layout, progress)
+        held = _held(engine, subject)
+    if held is None:
+        raise ForgeError(
+            f"the engine does not hold {subject.reference} with the digest {subject.digest}",
+            expected="the image that image.json names, bit for bit",
+            mend="forge bake, then forge smoke again",
+            exit_code=Exit.FAULT,
+        )
+    return held
+
+
+def _held(engine: Engine, subject: Subject) -> str | None:
+    for digest in subject.digests:
+        if _identify(engine, digest) == digest:
+            return digest
+    return None
+
+
+def _identify(engine: Engine, reference: str) -> str | None:
+    """The id an engine gives an image: its manifest's digest, or its configuration's."""
+    done = engine.call("image", "inspect", "--format", "{{.Id}}", reference, check=False)
+    if done.code == 0:
+        return done.output.strip().splitlines()[-1]
+    if "no such image" in done.output.lower():
+        return None
+    raise ForgeError(
+        f"the engine cannot be asked for {reference}\n{done.tail}",
+        expected="an engine that answers",
+        mend="forge engine",
+    )
+
+
+def _load(engine: Engine, subject: Subject, layout: Path, progress: Progress) -> None:
+    """Stream an OCI layout into the engine."""
+    try:
+        members, extra, total = _archive(layout, subject)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ForgeError(
+            f"{layout} is not the OCI layout of {subject.reference}: {error}",
+            expected=f"a layout that holds {subject.digest}",
+            mend="forge bake",
+            exit_code=Exit.FAULT,
+        ) from error
+    read, write = os.pipe()
+
+    def feed() -> None:
+        # the client may end early; its own message says why
+        with (
+            contextlib.suppress(BrokenPipeError),
+            os.fdopen(write, "wb") as pipe,
+            tarfile.open(mode="w|", fileobj=pipe) as tar,
+        ):
+            for name, data in extra.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+            for name in members:
+                path = layout / name
+                tar.add(path, name, recursive=False)
+                progress.advance(path.stat().st_size)
+
+    feeder = threading.Thread(target=feed, daemon=True)
+    with progress.step(f"loading {subject.reference} into the engine", total):
+        feeder.start()
+        try:
+            done = engine.call("load", timeout=900, stdin=read, check=False)
+        finally:
+            os.close(read)
+            feeder.join(timeout=30)
+    if done.code != 0:
+        raise ForgeError(
+            f"the engine does not take {subject.reference}\n{done.tail}",
+            expected="an engine with space that loads an OCI layout",
+            mend="free some space (docker system df), forge bake, then the same command again",
+        )
+
+
+def _archive(layout: Path, subject: Subject) -> tuple[list[str], dict[str, bytes], int]:
+    """Blobs of an image, the small files around them, and the sum of the blobs' bytes.
+
+    The small files make one archive for both image stores: ``index.json`` for containerd's,
+    ``manifest.json`` for the classic one.
+    """
+    manifest_blob = _blob(subject.digest)
+    manifest = json.loads((layout / manifest_blob).read_bytes())
+    config = _blob(manifest["config"]["digest"])
+    layers = [_blob(layer["digest"]) for layer in manifest["layers"]]
+    members = list(dict.fromkeys([manifest_blob, config, *layers]))
+    total = sum((layout / name).stat().st_size for name in members)
+    index = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [
+            {
+                "mediaType": manifest["mediaType"],
+                "digest": subject.digest,
+                "size": (layout / manifest_blob).stat().st_size,
+                "platform": {"os": "linux", "architecture": "amd64"},
+                "annotations": {"io.containerd.image.name": _full_name(subject.reference)},
+            }
+        ],
+    }
+    classic = [{"Config": config, "RepoTags": [subject.reference], "Layers": layers}]
+    extra = {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": json.dumps(index).encode(),
+        "manifest.json": json.dumps(classic).encode(),
+    }
+    return members, extra, total
+
+
+def _blob(digest: str) -> str:
+    kind, _, value = digest.partition(":")
+    if kind != "sha256" or len(value) != 64 or not value.isalnum():
+        raise ValueError(f"{digest!r} is no digest")
+    return f"blobs/sha256/{value}"
+
+
+def _full_name(reference: str) -> str:
+    """A reference with its registry, as containerd's store keeps it."""
+    first, slash, _ = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return reference
+    return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where containers of one image are run, and their results come home.
+
+    Attributes:
+        engine: The engine.
+        digest: The image, by digest.
+        results: The folder that containers may write to, mounted at :data:`RESULTS`.
+        progress: Shows the last line of their output.
+    """
+
+    engine: Engine
+    digest: str
+    results: Path
+    progress: Progress
+
+    def run(self, job: Job) -> Completed:
+        """Run one command in a fresh container: no network, no rights, no writable root.
+
+        Args:
+            job: What to run.
+
+        Returns:
+            The ended container; the meaning of its exit code is the command's own.
+
+        Raises:
+            ForgeError: If the container could not be run to its end.
+        """
+        name = f"tpuforge-{secrets.token_hex(8)}"
+        words: list[str | Path] = [
+            *("run", "--rm", "--init", "--name", name, "--label", f"{_LABEL}={_owner()}"),
+            *("--network=none", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),  # noqa: S108
+            *("--security-opt", "no-new-privileges", "--memory", MEMORY, "--pull", "never"),
+            *job.options,
+        ]
+        for mount in (Mount(self.results, RESULTS, writable=True), *job.mounts):
+            words += ["--mount", mount.argument()]
+        for key, value in job.env.items():
+            words += ["--env", f"{key}={value}"]
+        # the container ends itself at its limit; the client is given time to see that
+        words += [self.digest, "timeout", "--kill-after=10", f"{job.limit:.0f}", *job.command]
+        ended = False
+        try:
+            done = self.engine.call(
+                *words,
+                timeout=job.limit + 60,
+                check=False,
+                on_line=self.progress.detail,
+                doing=f"{job.command[0]} in the image",
+            )
+            ended = True
+        finally:
+            if not ended:
+                # the end of a client does not end its container
+                with contextlib.suppress(ForgeError):
+                    self.engine.call("rm", "--force", name, check=False)
+        if done.code < 0 or done.code in _NOT_THE_COMMANDS:
+            raise _not_run(done, job)
+        return done
+
+
+@contextlib.contextmanager
+def room(engine: Engine, digest: str, kind: str, progress: Progress) -> Iterator[Room]:
+    """Make a room for container runs; afterwards it is gone, and containers of it are too.
+
+    Only its owner can reach its folder, and within that every user may write: an image's user has
+    a number that this machine does not know.
+
+    Args:
+        engine: The engine.
+        digest: The image, by digest.
+        kind: ``health`` or ``bench``; the folder stands in ``out/KIND``.
+        progress: Shows what is done.
+
+    Yields:
+        The room.
+    """
+    parent = out_dir() / kind
+    parent.mkdir(parents=True, exist_ok=True)
+    _sweep(engine)
+    for old in parent.glob(".run-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=".run-", dir=parent))
+    results = folder / "results"
+    try:
+        results.mkdir()
+        results.chmod(0o777)
+        yield Room(engine, digest, results, progress)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _owner() -> str:
+    return sha256_text(str(out_dir()))[:16]
+
+
+def _sweep(engine: Engine) -> None:
+    """Remove containers that an earlier, killed run of this out folder left behind."""
+    done = engine.call("ps", "--all", "--quiet", "--filter", f"label={_LABEL}={_owner()}")
+    if left := done.output.split():
+        engine.call("rm", "--force", *left)
+
+
+def _not_run(done: Completed, job: Job) -> ForgeError:
+    what = job.command[0]
+    if done.code == _TOO_LATE:
+        return ForgeError(
+            f"{what} was not done after {job.limit:.0f} s and was ended\n{done.tail}",
+            expected="a machine that is not overloaded",
+            mend=f"try again when the machine is idle: forge {what}",
+        )
+    if done.code == _OUT_OF_MEMORY:
+        return ForgeError(
+            f"{what} was killed, most likely for want of memory (limit {MEMORY})\n{done.tail}",
+            expected="some 4 GB of free memory",
+            mend="free some memory, then run the same command again",
+        )
+    if done.code in _NOT_RUNNABLE:
+        return ForgeError(
+            f"the image has no command {what}\n{done.tail}",
+            expected="an image that forge bake made",
+            mend="forge bake",
+            exit_code=Exit.FAULT,
+        )
+    return ForgeError(
+        f"the engine could not run the container\n{done.tail}",
+        expected="a healthy engine",
+        mend="forge engine, then run the same command again",
+    )
+
+
+def earlier(folder: Path, main_file: str, key: str) -> dict[str, Any] | None:
+    """The record of an earlier run with the same inputs, if its results are whole.
+
+    Args:
+        folder: Where the results stand.
+        main_file: The file that its record vouches for.
+        key: Hash of all inputs.
+
+    Returns:
+        The record, or None.
+    """
+    record = read_json(folder / "run.json")
+    if not isinstance(record, dict) or record.get("key") != key:
+        return None
+    try:
+        whole = sha256_file(folder / main_file) == record.get("sha256")
+    except OSError:
+        return None
+    return record if whole else None
+
+
+def publish(folder: Path, files: Mapping[str, Path], main_file: str, record: Any) -> None:
+    """Put the results of a run into their place; the record comes last and vouches for them.
+
+    Args:
+        folder: Where they stand afterwards.
+        files: Final name to present path.
+        main_file: The name that the record vouches for.
+        record: Facts of the run.
+
+    Raises:
+        ForgeError: If a file is missing or is no plain file.
+    """
+    for name, path in files.items():
+        if path.is_symlink() or not path.is_file():
+            raise ForgeError(
+                f"the image's command left no {name}",
+                expected=f"the results {', '.join(files)}",
+                mend="forge bake",
+                exit_code=Exit.FAULT,
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").unlink(missing_ok=True)
+    for name, path in files.items():
+        write_atomic(folder / name, path.read_bytes())
+    whole = {"schema": RUN_SCHEMA, **record, "sha256": sha256_file(folder / main_file)}
+    write_json(folder / "run.json", whole)

@@ -1,0 +1,252 @@
+"""The verb ``smoke``: run the health suite inside an image, and show its verdict.
+
+Two container runs: one with nothing mounted (static, import, compile, device), one with the
+simulator mounted (simulate), which merges the first one's results into its own. The verdict and
+the exit code are the suite's. A run with the same image, simulator and options as before is not
+repeated when that run came to a verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tpuforge.console import Progress, duration, print_table, size
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import exclusive, out_dir, read_json, sha256_text
+from tpuforge.process import Completed
+from tpuforge.smoke import container, simulator
+from tpuforge.verb import Outcome, parser, run_verb
+
+HEALTH_SCHEMA = "tpuforge.health/1"
+TIERS = ("static", "import", "compile", "simulate", "device")
+FILES = ("health.json", "health.xml", "health.html")
+LIMIT_S = 1200.0
+_JUDGED = (Exit.OK, Exit.FAULT)
+"""Exit codes that say something about the image, and not about this machine at this moment."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser(
+        "smoke",
+        "Run the health suite inside an image. Exit codes: 0 healthy, 1 unhealthy, 2 could not be "
+        "judged, 3 a TPU is busy or unusable.",
+    )
+    container.add_choice(made)
+    made.add_argument(
+        "--tier", default=",".join(TIERS), metavar="LIST", help=f"by commas: {', '.join(TIERS)}"
+    )
+    made.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="TOPOLOGY",
+        help="compile for this TPU, such as v6e:2x2; again for more",
+    )
+    made.add_argument("--again", action="store_true", help="run even if nothing has changed")
+    return made
+
+
+def _tiers(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in TIERS:
+            raise ForgeError(
+                f"there is no tier {word!r}",
+                expected=f"a list of {', '.join(TIERS)}",
+                mend="forge smoke --help",
+            )
+    if not words:
+        raise ForgeError(
+            "--tier names no tier", expected=f"a list of {', '.join(TIERS)}", mend="leave it out"
+        )
+    return [tier for tier in TIERS if tier in words]
+
+
+def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
+    tiers = _tiers(options.tier)
+    if options.image_ref:
+        engine = container.find_engine(progress)
+        subject = container.referenced(engine, options.image_ref)
+    else:
+        engine, subject = None, container.baked(options)
+    folder = out_dir() / "health" / subject.slug
+    simulator_key = simulator.key() if "simulate" in tiers else ""
+    key = sha256_text(HEALTH_SCHEMA, subject.digest, simulator_key, *tiers, "", *options.target)
+    with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
+        record = None if options.again else container.earlier(folder, "health.json", key)
+        if record is not None and record.get("exit_code") in _JUDGED:
+            health = read_json(folder / "health.json")
+            if not options.json:
+                _show(health, subject)
+            return _outcome("unchanged", subject, folder, health, record)
+        engine = engine or container.find_engine(progress)
+        digest = container.ensure_loaded(engine, subject, progress)
+        notes: list[str] = []
+        simulated = None
+        if "simulate" in tiers:
+            try:
+                simulated = simulator.ensure_simulator(progress)
+            except ForgeError as error:
+                # the other tiers can be judged; the suite itself says that this one was not
+                notes.append(f"the simulator could not be made: {error.found}")
+                progress.note(notes[-1], loud=True)
+        with container.room(engine, digest, "health", progress) as room:
+            done = _run_tiers(room, tiers, options.target, simulated)
+            health = _read(room.results / "health.json", done)
+            whole = simulated is not None or "simulate" not in tiers
+            record = {
+                # without the simulator it is no answer to what was asked: ask again next time
+                "key": key if whole else "",
+                "verb": "smoke",
+                "image": subject.reference,
+                "manifest_digest": subject.digest,
+                "tiers": tiers,
+                "targets": options.target,
+                "exit_code": done.code,
+                "notes": notes,
+            }
+            files = {name: room.results / name for name in FILES}
+            container.publish(folder, files, "health.json", record)
+    if not options.json:
+        _show(health, subject)
+    return _outcome("done", subject, folder, health, record)
+
+
+def _run_tiers(
+    room: container.Room, tiers: Sequence[str], targets: Sequence[str], simulated: Path | None
+) -> Completed:
+    """Make the container runs; the last one leaves the whole result."""
+    plain = [tier for tier in tiers if tier != "simulate" or simulated is None]
+    merge: list[str] = []
+    if plain:
+        stem = "health" if simulated is None else "plain"
+        with room.progress.step(f"judging {', '.join(plain)}"):
+            done = room.run(container.Job(_command(plain, targets, stem), LIMIT_S))
+        if simulated is None:
+            return done
+        _read(room.results / "plain.json", done)
+        merge = ["--merge", f"{container.RESULTS}/plain.json"]
+    assert simulated is not None  # noqa: S101 - only then a tier can be missing from "plain"
+    job = container.Job(
+        [*_command(["simulate"], targets, "health"), *merge],
+        LIMIT_S,
+        mounts=container.simulator_mounts(simulated),
+        env=container.SIMULATOR_ENV,
+    )
+    with room.progress.step("judging simulate"):
+        return room.run(job)
+
+
+def _command(tiers: Sequence[str], targets: Sequence[str], stem: str) -> list[str]:
+    words = ["health", "--tier", ",".join(tiers)]
+    for target in targets:
+        words += ["--target", target]
+    for option, suffix in (("--json", "json"), ("--junit", "xml"), ("--html", "html")):
+        words += [option, f"{container.RESULTS}/{stem}.{suffix}"]
+    return words
+
+
+def _read(path: Path, done: Completed) -> dict[str, Any]:
+    """The report that a container run left, if it is one."""
+    output = done.tail
+    health = read_json(path)
+    if isinstance(health, dict) and health.get("schema") == HEALTH_SCHEMA:
+        if health.get("exit_code") == done.code:
+            return health
+        output = f"it says exit code {health.get('exit_code')}\n{output}"
+    raise ForgeError(
+        f"the health suite ended with exit code {done.code} and left no report of that\n{output}",
+        expected=f"a report of the schema {HEALTH_SCHEMA}",
+        mend="forge smoke --help for the options; forge bake if the image is older than the suite",
+    )
+
+
+def _outcome(
+    status: Literal["done", "unchanged"],
+    subject: container.Subject,
+    folder: Path,
+    health: dict[str, Any],
+    record: dict[str, Any],
+) -> Outcome:
+    verdict = str(health.get("verdict"))
+    page = folder / "health.html"
+    reached = health.get("highest_tier")
+    summary = f"{subject.reference} is {verdict}"
+    summary += f", highest tier {reached}; {page}" if reached else f"; {page}"
+    if status == "unchanged":
+        summary += " (same image, simulator and options as in the last run)"
+    return Outcome(
+        status,
+        summary,
+        data={
+            "image": subject.reference,
+            "manifest_digest": subject.digest,
+            "verdict": verdict,
+            "highest_tier": reached,
+            "tiers": {name: tier["status"] for name, tier in health["tiers"].items()},
+            "health": str(folder / "health.json"),
+            "page": str(page),
+            "key": record["key"],
+        },
+        notes=list(record.get("notes", [])),
+        exit_code=Exit(health["exit_code"]),
+    )
+
+
+def _show(health: dict[str, Any], subject: container.Subject) -> None:
+    """The verdict of each tier as a table, then what failed and what mends it."""
+    rows = []
+    for name in TIERS:
+        tier = health["tiers"][name]
+        counts = [
+            f"{tier[key]} {key.replace('_', ' ')}"
+            for key in ("passed", "failed", "not_run")
+            if tier.get(key)
+        ]
+        ran = tier["status"] != "not run"
+        peak = tier.get("peak_memory_bytes")
+        rows.append(
+            (
+                name,
+                tier["status"],
+                ", ".join(counts),
+                duration(tier["seconds"]) if ran and tier.get("seconds") is not None else "",
+                size(peak) if ran and peak else "",
+                tier.get("why") or "",
+            )
+        )
+    columns = ("tier", "verdict", "checks", "time", "peak memory", "")
+    print_table(columns, rows, title=f"{subject.reference}  {subject.digest[:19]}")
+    failed = [check for check in health["checks"] if check["status"] == "failed"]
+    for check in failed:
+        word = "warning" if check.get("severity") == "warning" else "failed"
+        print(f"\n{word}: {check['id']}: {check['purpose']}")
+        for line in str(check.get("detail") or "").rstrip().splitlines()[:12]:
+            print(f"    {line}")
+        if check.get("remedy"):
+            print(f"  mend: {check['remedy']}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb ``smoke``.
+
+    Args:
+        argv: Arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    return run_verb(
+        "smoke",
+        _parser(),
+        _smoke,
+        argv,
+        result_name=lambda options: container.result_name("smoke", options),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
