@@ -223,7 +223,8 @@ def _make(
     suite: Suite, epoch: int, lock: debian.DebLock, key: str, progress: Progress, *, release: bool
 ) -> dict[str, Any]:
     gone = debian.fetch(lock, progress)
-    debs, drift = list(lock.debs), []
+    debs = list(lock.debs)
+    drift: list[str] = []
     if gone:
         names = ", ".join(f"{deb.name} {deb.version}" for deb in gone)
         if release:
@@ -244,7 +245,7 @@ def _make(
     try:
         record = _build(suite, epoch, debs, work, progress)
         record |= {"key": key, "drift": drift, "lock_sha256": lock.sha256}
-        layout = base / f"{suite.name}-{sha256_text(key, record['manifest_digest'])[:12]}"
+        layout = base / f"{suite.name}-{record['manifest_digest'].removeprefix('sha256:')[:12]}"
         record["layout"] = layout.relative_to(out_dir()).as_posix()
         # the record first: a layout that no record names is nothing that can be taken for finished
         record_path(suite.name).unlink(missing_ok=True)
@@ -296,9 +297,8 @@ def _build(
     repository = work / "repository"
     repository.mkdir()
     source = debian.flat_repository(debs, repository)
-    raw = work / "raw.tar"
     with progress.step(f"installing {len(debs)} packages into the base of {suite.name}"):
-        _mmdebstrap(source, debs, raw, work, epoch, progress)
+        raw = _mmdebstrap(source, debs, work, epoch, progress)
     with progress.step("writing the base layer"):
         _check_installed(raw, debs)
         tar = work / "layer.tar"
@@ -346,13 +346,10 @@ def _line(text: str) -> oci.Edit:
 
 
 def _mmdebstrap(
-    source: str,
-    debs: Sequence[debian.Deb],
-    target: Path,
-    work: Path,
-    epoch: int,
-    progress: Progress,
-) -> None:
+    source: str, debs: Sequence[debian.Deb], work: Path, epoch: int, progress: Progress
+) -> Path:
+    """Install packages from a source into a tar below a folder."""
+    target = work / "raw.tar"
     root = os.geteuid() == 0
     env = clean_env(SOURCE_DATE_EPOCH=str(epoch))
     env["PATH"] += ":/usr/sbin:/sbin"
@@ -396,6 +393,7 @@ def _mmdebstrap(
                 "--base docker-image://NAME@sha256:…"
             ),
         )
+    return target
 
 
 def _check_installed(tar: Path, debs: Sequence[debian.Deb]) -> None:

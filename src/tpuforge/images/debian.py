@@ -360,7 +360,7 @@ def _deb822(text: str) -> list[tuple[str, str]]:
 
 
 def _default_mirror() -> Mirror:
-    """mmdebstrap's own default, shown by a hook that ends the run before anything is fetched."""
+    """The default of mmdebstrap, shown by a hook that ends the run before anything is fetched."""
     show = 'cat "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* 2>/dev/null; exit 1'
     argv = ["mmdebstrap", "--variant=custom", "--format=null", f"--setup-hook={show}"]
     shown = run(
@@ -723,7 +723,7 @@ def flat_repository(debs: Sequence[Deb], folder: Path) -> str:
         # a name without '%': apt would take it for an escape
         link = folder / f"{deb.sha256}.deb"
         os.link(deb.stored, link)
-        argv = ["dpkg-deb", "--field", deb.stored, *_INDEXED]
+        argv = ["dpkg-deb", "--field", str(deb.stored), *_INDEXED]
         control = run(argv, timeout=60, doing=f"reading {deb.file}").output
         index.append(
             f"{control.strip()}\nFilename: ./{link.name}\n"
