@@ -32,7 +32,7 @@ VERDICTS = {
     "stale": ("not run", "Not judged"),
     "missing": ("not run", "Not judged"),
 }
-_MARKS = {"passed": "ok", "failed": "bad", "not run": "none"}
+_MARKS = {"passed": "ok", "failed": "bad", "warning": "warn", "not run": "none"}
 
 
 _NOTHING = "-"
@@ -178,7 +178,7 @@ def mark(status: str, word: str | None = None) -> Html:
     """A status: a shape, a colour and a word, so that none of them stands alone.
 
     Args:
-        status: ``passed``, ``failed`` or ``not run``.
+        status: ``passed``, ``failed``, ``warning`` or ``not run``.
         word: The word shown; the status itself if not given.
 
     Returns:
@@ -194,6 +194,8 @@ def _shape(kind: str) -> Html:
         '<path d="M4.4 8.3l2.4 2.5 4.8-5.4" fill="none" stroke="var(--on)" stroke-width="1.9"/>',
         "bad": '<path d="M8 .6l7.6 14.2H.4z" fill="currentColor"/>'
         '<path d="M8 5.4v4.4M8 11.4v1.8" stroke="var(--on)" stroke-width="1.9"/>',
+        "warn": '<path d="M8 .7l7.3 7.3L8 15.3.7 8z" fill="currentColor"/>'
+        '<path d="M8 4.2v4.6M8 10.4v1.8" stroke="var(--on)" stroke-width="1.9"/>',
         "none": '<circle cx="8" cy="8" r="6.6" fill="none" stroke="currentColor" '
         'stroke-width="1.6" stroke-dasharray="3 2.2"/><path d="M5 8h6" stroke="currentColor" '
         'stroke-width="1.6"/>',
@@ -231,7 +233,7 @@ def render(
     name = _name(health, image)
     checks = _dicts(health.get("checks"))
     sections = [
-        ("tiers", "Tiers", _tiers(health) if health else None),
+        ("tiers", "Tiers", _tiers(health, "" if health else str(verdict.get("why") or ""))),
         ("image", "Image", _image(image) if image else _facts(health)),
         ("run", "Run it", _run(image)),
         ("checks", "Checks", _checks(checks)),
@@ -301,12 +303,14 @@ def judge(health: Data) -> dict[str, str]:
     word = str(health.get("verdict", "unjudged"))
     word = word if word in VERDICTS else "unjudged"
     checks = _dicts(health.get("checks"))
-    failed = [check for check in checks if check.get("status") == "failed"]
+    failed = [check for check in checks if _standing(check) == "failed"]
+    warned = sum(_standing(check) == "warning" for check in checks)
     highest = health.get("highest_tier")
     reached = f"Highest tier reached: {highest}." if highest else "No tier was reached."
     if word == "healthy":
         passed = sum(check.get("status") == "passed" for check in checks)
-        return {"word": word, "why": f"{_count(passed, 'check')} passed. {reached}"}
+        warnings = f", {_count(warned, 'warning')}" if warned else ""
+        return {"word": word, "why": f"{_count(passed, 'check')} passed{warnings}. {reached}"}
     if failed:
         names = ", ".join(str(check.get("id", "?")) for check in failed[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
@@ -321,6 +325,12 @@ def judge(health: Data) -> dict[str, str]:
 
 def _count(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def _standing(check: Data) -> str:
+    """A check's status, where the failure of one that only warns is a ``warning``."""
+    status = str(check.get("status") or "not run")
+    return "warning" if status == "failed" and check.get("severity") == "warning" else status
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
@@ -395,15 +405,19 @@ def _notes(notes: Sequence[Data]) -> Html | None:
     return tag("aside", tag("h2", "Do not miss"), tag("ul", items), class_="notes")
 
 
-def _tiers(health: Data) -> Html:
+def _tiers(health: Data, missing: str) -> Html:
+    """A card per tier; without a health report each says why it did not run."""
+    checks = _dicts(health.get("checks"))
     cards = []
     for position, (key, tier) in enumerate(_tier_list(health), 1):
         status = str(tier.get("status") or "not run")
+        standings = [_standing(check) for check in checks if check.get("tier") == key]
         counts = [
-            _count(tier[word.replace(" ", "_")], "check") + f" {word}"
-            for word in ("passed", "failed", "not run")
-            if isinstance(tier.get(word.replace(" ", "_")), int) and tier[word.replace(" ", "_")]
+            f"{standings.count(word)} {word}"
+            for word in ("passed", "failed", "warning", "not run")
+            if word in standings
         ]
+        why = str(tier.get("why") or missing)
         measured = tier.get("seconds") is not None and status != "not run"
         cards.append(
             tag(
@@ -411,7 +425,7 @@ def _tiers(health: Data) -> Html:
                 tag("p", tag("span", str(position), class_="step"), key, class_="tier-name"),
                 mark(status),
                 tag("p", TIER_ASKS[key], class_="ask"),
-                tag("p", str(tier.get("why")), class_="reason") if tier.get("why") else None,
+                tag("p", why, class_="reason") if why else None,
                 tag("p", ", ".join(counts), class_="counts") if counts else None,
                 tag(
                     "dl",
@@ -565,8 +579,8 @@ def _checks(checks: list[dict[str, Any]]) -> Html | None:
     tiers = [tier for tier in TIERS if any(check.get("tier") == tier for check in checks)]
     statuses = [
         status
-        for status in ("failed", "not run", "passed")
-        if any(check.get("status") == status for check in checks)
+        for status in ("failed", "warning", "not run", "passed")
+        if any(_standing(check) == status for check in checks)
     ]
     tools = tag(
         "form",
@@ -588,8 +602,8 @@ def _checks(checks: list[dict[str, Any]]) -> Html | None:
         role="search",
         hidden=True,
     )
-    order = {"failed": 0, "not run": 2}
-    ranked = sorted(checks, key=lambda check: order.get(str(check.get("status")), 1))
+    order = {"failed": 0, "warning": 1, "passed": 2, "not run": 3}
+    ranked = sorted(checks, key=lambda check: order.get(_standing(check), 3))
     return join([tools, tag("div", [_check(check) for check in ranked], class_="checks")])
 
 
@@ -606,8 +620,7 @@ def _choice(name: str, values: Sequence[str]) -> Html:
 
 
 def _check(check: dict[str, Any]) -> Html:
-    status = str(check.get("status") or "not run")
-    warning = check.get("severity") == "warning"
+    status = _standing(check)
     figures = _dict(check.get("figures"))
     detail = str(check.get("detail") or "")
     remedy = str(check.get("remedy") or "")
@@ -622,7 +635,6 @@ def _check(check: dict[str, Any]) -> Html:
             tag(
                 "span",
                 tag("code", str(check.get("id") or "?")),
-                tag("span", "warning only", class_="chip") if warning else None,
                 tag("span", str(check.get("purpose") or ""), class_="purpose"),
                 class_="what",
             ),
@@ -646,15 +658,15 @@ def _check(check: dict[str, Any]) -> Html:
             if figures
             else None,
             tag("p", tag("b", "Remedy "), remedy, class_="remedy")
-            if remedy and status != "passed"
+            if remedy and status in ("failed", "warning")
             else None,
             tag("p", tag("b", "If it fails "), remedy, class_="remedy quiet")
-            if remedy and status == "passed"
+            if remedy and status not in ("failed", "warning")
             else None,
             class_="inside",
         ),
         class_=f"check {_MARKS.get(status, 'none')}",
-        open_=status == "failed",
+        open_=status in ("failed", "warning"),
         data_status=status,
         data_tier=str(check.get("tier") or ""),
         data_words=words.lower(),
@@ -845,6 +857,7 @@ nav a:hover,nav a:focus{color:var(--ink);text-decoration:underline}
 background:var(--sheet);border:1px solid var(--line);border-left:.5rem solid var(--tone);
 border-radius:.6rem;padding:1.5rem 1.75rem;box-shadow:var(--shadow)}
 .ok{--tone:var(--ok);--tint:var(--ok-bg)}.bad{--tone:var(--bad);--tint:var(--bad-bg)}
+.warn{--tone:var(--warn);--tint:var(--warn-bg)}
 .none{--tone:var(--none);--tint:var(--none-bg)}
 .seal{color:var(--tone);--on:var(--sheet);width:4rem;height:4rem}.seal svg{width:100%;height:100%}
 .banner p{margin:0}.name{font-weight:600;color:var(--soft);overflow-wrap:anywhere}
@@ -923,11 +936,9 @@ output{color:var(--soft);font-size:.88rem;margin-left:auto}
 padding:.55rem 1rem;align-items:start;list-style:none}
 .check>summary::-webkit-details-marker{display:none}
 .check>summary:hover{background:var(--tint)}
-.check.bad{border-left:.3rem solid var(--bad)}
+.check.bad,.check.warn{border-left:.3rem solid var(--tone)}
 .check .tier,.check .n{color:var(--soft);font-size:.88rem;padding-top:.1rem}
 .purpose{display:block;color:var(--soft);font-size:.9rem}
-.chip{border:1px solid var(--warn);color:var(--warn);border-radius:1rem;font-size:.75rem;
-padding:.02rem .5rem;margin-left:.5rem}
 .inside{padding:.1rem 1rem 1rem 8.1rem;max-width:100%}
 .inside pre{background:var(--code);border-radius:.4rem;padding:.6rem .8rem;margin:.2rem 0 .6rem;
 white-space:pre-wrap;overflow-wrap:anywhere;max-height:22rem;overflow:auto}

@@ -144,7 +144,7 @@ def _lock_of(subject: container.Subject) -> list[Locked] | str:
 def _install(room: container.Room, lock: list[Locked] | str) -> dict[str, Any]:
     """Time pip installing the locked wheels anew, offline, into an empty volume; one sample."""
     if isinstance(lock, str):
-        return _measurement(len([]), None, lock)
+        return _measurement(0, None, lock)
     wheelhouse = out_dir() / "wheelhouse"
     lines = []
     for package in lock:
@@ -172,6 +172,8 @@ def _install(room: container.Room, lock: list[Locked] | str) -> dict[str, Any]:
         pip,
         LIMIT_S,
         mounts=(container.Mount(wheelhouse, _WHEELS),),
+        # pip unpacks in its temporary folder first and then moves: keep both on one disk
+        env={"TMPDIR": _TARGET},
         # an anonymous volume goes with its container; it belongs to root, who has no rights here
         options=("--user", "0:0", "--mount", f"type=volume,target={_TARGET}"),
     )

@@ -1,0 +1,350 @@
+"""The verb ``report``: join what the verbs left behind into one page, and say where it is.
+
+It reads files and runs nothing. What is missing is called missing, and a health report or a
+benchmark of another image than the one in ``out/`` is called stale and not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from tpuforge.console import Progress, duration, print_table, size
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_atomic, write_json
+from tpuforge.pins import load
+from tpuforge.verb import Outcome, parser, run_verb
+
+REPORT_SCHEMA = "tpuforge.report/1"
+HEALTH_SCHEMA = "tpuforge.health/1"
+BENCH_SCHEMA = "tpuforge.bench/1"
+IMAGE_SCHEMA = "tpuforge.image/1"
+RESULT_SCHEMA = "tpuforge.result/1"
+TIERS = ("static", "import", "compile", "simulate", "device")
+STAGES = ("lock_check", "fetch_wheel", "engine", "base", "bake", "smoke", "bench", "reproduce")
+"""Verbs whose last run the page shows, in the order of the main job."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Health or bench of an image.
+
+    Attributes:
+        data: The document; None if there is none to count.
+        state: ``fresh``, ``stale`` (of another image) or ``missing``.
+        why: One sentence for ``stale`` and ``missing``.
+    """
+
+    data: dict[str, Any] | None
+    state: Literal["fresh", "stale", "missing"]
+    why: str = ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser(
+        "report",
+        "Join the image, its health, its benchmarks and the verbs' results into one page. Exit "
+        "codes: 0 healthy, 1 unhealthy, 2 not judged (no health report of this image), 3 a TPU "
+        "is unusable.",
+    )
+    made.add_argument("--image", metavar="NAME", help="image (default: from the pins)")
+    made.add_argument("--python", metavar="X.Y", help="Python (default: from the pins)")
+    made.add_argument("--flavour", metavar="NAME", help="lock it was made from")
+    return made
+
+
+def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
+    del progress
+    pins = load()
+    python = pins.python(options.python)
+    slug = f"{options.image or pins.default_image}-py{python.replace('.', '')}"
+    out = out_dir()
+    image = read_image(out / "images" / slug, slug, options.flavour)
+    health = read_part(out / "health" / slug, "health.json", HEALTH_SCHEMA, image)
+    bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
+    stages = read_stages(out / "results", options.image, options.python)
+    notes = gather_notes(image, health, bench, stages)
+    page = page_module()
+    verdict = judge(page, health)
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    target = out / "report" / "index.html"
+    text = page.render(
+        health.data,
+        image=image,
+        bench=bench.data,
+        stages=stages,
+        notes=notes,
+        verdict=verdict,
+        made=made,
+    )
+    exit_code = _exit_code(health)
+    write_atomic(target, text)
+    write_json(
+        out / "report" / "report.json",
+        {
+            "schema": REPORT_SCHEMA,
+            "made": made,
+            "verdict": verdict,
+            "exit_code": int(exit_code),
+            "image": image,
+            "health": {"state": health.state, "why": health.why, "data": health.data},
+            "bench": {"state": bench.state, "why": bench.why, "data": bench.data},
+            "stages": stages,
+            "notes": notes,
+        },
+    )
+    tiers = _tiers(health)
+    if not options.json:
+        _show(image, tiers, verdict, notes, target)
+    return Outcome(
+        "done",
+        f"{image['name']}: {page.VERDICTS[verdict['word']][1].lower()}; {target}",
+        data={
+            "report": str(target),
+            "image": image["name"],
+            "manifest_digest": image["manifest_digest"],
+            "compressed_bytes": image["compressed_bytes"],
+            "unpacked_bytes": image["unpacked_bytes"],
+            "verdict": verdict,
+            "tiers": {name: status for name, status, *_ in tiers},
+            "run_line": image["run_line"],
+            "health": health.state,
+            "bench": bench.state,
+        },
+        exit_code=exit_code,
+    )
+
+
+def read_image(folder: Path, slug: str, flavour: str | None) -> dict[str, Any]:
+    """The record of a baked image.
+
+    Args:
+        folder: Its folder in ``out/images``.
+        slug: Its name for messages.
+        flavour: The flavour it must have; any if None.
+
+    Returns:
+        A ``tpuforge.image/1`` record.
+
+    Raises:
+        ForgeError: If there is none, it is damaged or has another flavour.
+    """
+    record: Any = read_json(folder / "image.json")
+    if record is None:
+        raise ForgeError(
+            f"nothing to report: the image {slug} was not baked",
+            expected=str(folder / "image.json"),
+            mend="forge bake, then forge smoke and forge report",
+        )
+    wanted = ("name", "manifest_digest", "compressed_bytes", "unpacked_bytes", "run_line")
+    if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
+        missing = ["schema"]
+    else:
+        missing = [key for key in wanted if key not in record]
+    if missing:
+        raise ForgeError(
+            f"{folder / 'image.json'} is damaged: {', '.join(missing)}",
+            expected=f"a record of the schema {IMAGE_SCHEMA}",
+            mend="forge bake",
+        )
+    if flavour and record.get("flavour") != flavour:
+        raise ForgeError(
+            f"{slug} was baked from the flavour {record.get('flavour')}",
+            expected=f"the flavour {flavour}",
+            mend=f"forge bake --flavour {flavour}",
+        )
+    return dict(record)
+
+
+def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Part:
+    """Health or bench of an image, if it is whole and of exactly this image.
+
+    Args:
+        folder: Where the run left it, with its ``run.json``.
+        name: File name of the document.
+        schema: The schema it must have.
+        image: The image's record.
+
+    Returns:
+        What can be counted, and why nothing can.
+    """
+    what = name.partition(".")[0]
+    verb = "smoke" if what == "health" else what
+    record, data = read_json(folder / "run.json"), read_json(folder / name)
+    if data is None:
+        return Part(None, "missing", f"the verb {verb} has not run for this image")
+    if not isinstance(data, dict) or data.get("schema") != schema or not isinstance(record, dict):
+        return Part(None, "missing", f"what the last run of {verb} left is not whole")
+    if sha256_file(folder / name) != record.get("sha256"):
+        return Part(None, "missing", f"{name} was changed after the run that made it")
+    ran = str(record.get("manifest_digest"))
+    if ran != image["manifest_digest"]:
+        return Part(
+            None,
+            "stale",
+            f"the last run of {verb} was of another image, {ran[:19]}, and does not count",
+        )
+    return Part(data, "fresh")
+
+
+def read_stages(folder: Path, image: str | None, python: str | None) -> list[dict[str, Any]]:
+    """The last results of the verbs of the main job, in its order; "not run" where there is none.
+
+    Args:
+        folder: ``out/results``.
+        image: The image that was named, if any: its own results come first.
+        python: The Python that was named, if any.
+
+    Returns:
+        ``tpuforge.result/1`` records.
+    """
+    words = [word for word in (image, python and f"py{python.replace('.', '')}") if word]
+    suffixes = ["-" + "-".join(words), ""] if words else [""]
+    stages = []
+    for verb in STAGES:
+        for suffix in suffixes:
+            record = read_json(folder / f"{verb}{suffix}.json")
+            if isinstance(record, dict) and record.get("schema") == RESULT_SCHEMA:
+                stages.append(record)
+                break
+        else:
+            if verb in ("lock_check", "fetch_wheel", "bake", "smoke", "bench"):
+                stages.append({"verb": verb, "status": "not run", "why": "no result is there"})
+    return stages
+
+
+def gather_notes(
+    image: dict[str, Any], health: Part, bench: Part, stages: Sequence[dict[str, Any]]
+) -> list[dict[str, str]]:
+    """What the reader must not miss, each sentence once.
+
+    Args:
+        image: The image's record.
+        health: Its health.
+        bench: Its benchmarks.
+        stages: The verbs' results.
+
+    Returns:
+        ``{"from": who says it, "text": one sentence}``.
+    """
+    notes: dict[str, str] = {}
+    for source, part in (("health", health), ("bench", bench)):
+        if part.state != "fresh":
+            notes[_sentence(part.why)] = source
+    for text in image.get("notes") or []:
+        notes.setdefault(_sentence(str(text)), "image")
+    for stage in stages:
+        for text in stage.get("notes") or []:
+            notes.setdefault(_sentence(str(text)), str(stage.get("verb")))
+        if stage.get("status") == "failed":
+            found = (stage.get("error") or {}).get("found") or "it failed"
+            notes.setdefault(_sentence(str(found).splitlines()[0]), str(stage.get("verb")))
+        if stage.get("status") == "interrupted":
+            notes.setdefault("Its last run was interrupted.", str(stage.get("verb")))
+    return [{"from": source, "text": text} for text, source in notes.items()]
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def page_module() -> ModuleType:
+    """``smoke/page.py``, the one generator of pages, loaded as a file: it travels in images."""
+    path = ROOT / "smoke" / "page.py"
+    spec = importlib.util.spec_from_file_location("tpuforge_page", path)
+    if spec is None or spec.loader is None:
+        raise ForgeError(f"{path} cannot be loaded", expected="the page generator")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def judge(page: ModuleType, health: Part) -> dict[str, str]:
+    """The verdict of the page: the suite's, or why there is none.
+
+    Args:
+        page: The page generator.
+        health: The image's health.
+
+    Returns:
+        ``{"word": …, "why": …}``.
+    """
+    if health.data is None:
+        return {"word": health.state, "why": _sentence(health.why)}
+    verdict: dict[str, str] = page.judge(health.data)
+    return verdict
+
+
+def _exit_code(health: Part) -> Exit:
+    codes = {"healthy": Exit.OK, "unhealthy": Exit.FAULT, "device": Exit.DEVICE}
+    return codes.get(str((health.data or {}).get("verdict")), Exit.CANNOT)
+
+
+def _tiers(health: Part) -> list[tuple[str, str, str, str, str]]:
+    rows = []
+    tiers = (health.data or {}).get("tiers") or {}
+    for name in TIERS:
+        tier = tiers.get(name) or {"status": "not run", "why": health.why}
+        ran = tier["status"] != "not run"
+        spent, peak = tier.get("seconds"), tier.get("peak_memory_bytes")
+        rows.append(
+            (
+                name,
+                str(tier["status"]),
+                duration(spent) if ran and spent is not None else "",
+                size(peak) if ran and peak else "",
+                str(tier.get("why") or ""),
+            )
+        )
+    return rows
+
+
+def _show(
+    image: dict[str, Any],
+    tiers: Sequence[Sequence[str]],
+    verdict: dict[str, str],
+    notes: Sequence[dict[str, str]],
+    target: Path,
+) -> None:
+    print_table(("tier", "verdict", "time", "peak memory", ""), tiers)
+    print()
+    lines = [
+        ("image", image["name"]),
+        ("digest", image["manifest_digest"]),
+        (
+            "size",
+            f"{size(image['compressed_bytes'])} compressed, "
+            f"{size(image['unpacked_bytes'])} unpacked",
+        ),
+        ("health", f"{verdict['word']}. {verdict['why']}"),
+        ("report", str(target)),
+    ]
+    for key, value in lines:
+        print(f"{key + ':':<8} {value}")
+    for note in notes:
+        print(f"{'note:':<8} {note['from']}: {note['text']}")
+    print(f"\non a TPU VM:\n  {image['run_line']}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb ``report``.
+
+    Args:
+        argv: Arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    return run_verb("report", _parser(), _report, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
