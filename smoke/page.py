@@ -46,7 +46,7 @@ class Html(str):
 
 Child = str | Html | Iterable["Child"] | None
 
-_VOID = {"meta", "input", "br", "col", "line", "rect", "path"}
+_VOID = {"meta", "input"}
 
 
 def tag(element: str, /, *children: Child, **attributes: object) -> Html:
@@ -126,7 +126,7 @@ def seconds(span: object) -> str:
     if not isinstance(span, int | float) or isinstance(span, bool):
         return _NOTHING
     if span < 0.0995:
-        return f"{span * 1000:.0f} ms" if span >= 0.001 or span == 0 else f"{span * 1000:.2f} ms"
+        return f"{span * 1000:.3g} ms"
     if span < 10:
         return f"{span:.2f} s"
     if span < 60:
@@ -639,7 +639,11 @@ def _check(check: dict[str, Any]) -> Html:
                 class_="what",
             ),
             tag("span", str(check.get("tier") or ""), class_="tier"),
-            tag("span", seconds(check.get("seconds")), class_="n time"),
+            tag(
+                "span",
+                seconds(check.get("seconds")) if status != "not run" else "",
+                class_="n time",
+            ),
             tag(
                 "span",
                 size(check["peak_memory_bytes"])
@@ -945,9 +949,10 @@ white-space:pre-wrap;overflow-wrap:anywhere;max-height:22rem;overflow:auto}
 .figures{display:flex;flex-wrap:wrap;gap:.4rem 1.4rem;margin-bottom:.5rem}
 .figures dd{font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
 .remedy{margin:.2rem 0}.quiet{color:var(--soft);font-size:.9rem}
-.bench{margin:.8rem 0 1.2rem}
+.bench{margin:.8rem 0 1.2rem;table-layout:fixed}
 caption{text-align:left;font-weight:600;padding:.4rem 0;text-transform:capitalize}
-.bench th{width:44%}.plot{width:26%}.plot svg{width:100%;height:1.3rem;display:block}
+.bench th{width:42%}.bench td:nth-child(3){width:12%}.bench td:nth-child(4){width:23%}
+.plot svg{width:100%;height:1.3rem;display:block}
 .axis{stroke:var(--line)}.reach{stroke:var(--ok);stroke-width:2;opacity:.45}
 .range{fill:var(--ok);opacity:.55}.tick{stroke:var(--ink);stroke-width:2}
 .spread,.says{color:var(--soft);font-size:.88rem}
