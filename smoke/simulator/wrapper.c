@@ -1,0 +1,154 @@
+/* A PJRT plugin that lets the untouched torch_tpu wheel run on a CPU.
+ *
+ * TorchTPU loads the plugin that TPU_LIBRARY_PATH names and calls GetPjrtApi. This one loads a
+ * real XLA CPU plugin, copies its function table and replaces three entries:
+ *
+ *   PJRT_Client_Create                 a CPU client does not know the options made for a TPU, and
+ *                                      its number of devices is an option
+ *   PJRT_Executable_OutputMemoryKinds  CPU plugins do not answer it, and torch.compile asks
+ *   PJRT_Client_Compile                optionally keeps a copy of every program
+ *
+ * Environment:
+ *   TPUFORGE_PJRT_PLUGIN    the CPU plugin; "plugin.so" beside this file if not set
+ *   TPUFORGE_PROGRAMS_DIR   a folder that gets every program as <hash>.mlir and its compile
+ *                           options as <hash>.options; nothing is written if not set
+ *
+ * The header comes from the wheel of the CPU plugin, so both agree on the table's layout. TorchTPU
+ * is built against a later minor version of the same major one: it reads struct_size before it
+ * uses a newer entry, and finds those missing.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "pjrt_c_api.h"
+
+#define MAX_OUTPUTS 8192
+
+static const PJRT_Api* cpu;
+static PJRT_Api* table;
+static const char* output_kinds[MAX_OUTPUTS];
+static size_t output_kind_sizes[MAX_OUTPUTS];
+
+static void fail(const char* what, const char* detail) {
+  fprintf(stderr, "tpuforge simulator: %s: %s\n", what, detail ? detail : "no detail");
+}
+
+/* One simulated device: TorchTPU's own distributed backend takes one per process. */
+static PJRT_Error* client_create(PJRT_Client_Create_Args* args) {
+  static const char name[] = "cpu_device_count";
+  PJRT_NamedValue option = {.struct_size = PJRT_NamedValue_STRUCT_SIZE,
+                            .name = name,
+                            .name_size = sizeof(name) - 1,
+                            .type = PJRT_NamedValue_kInt64,
+                            .int64_value = 1,
+                            .value_size = 1};
+  const PJRT_NamedValue* given = args->create_options;
+  size_t count = args->num_options;
+  args->create_options = &option;
+  args->num_options = 1;
+  PJRT_Error* error = cpu->PJRT_Client_Create(args);
+  args->create_options = given;
+  args->num_options = count;
+  return error;
+}
+
+static PJRT_Error* output_memory_kinds(PJRT_Executable_OutputMemoryKinds_Args* args) {
+  PJRT_Executable_NumOutputs_Args asked = {.struct_size = PJRT_Executable_NumOutputs_Args_STRUCT_SIZE,
+                                           .executable = args->executable};
+  PJRT_Error* error = cpu->PJRT_Executable_NumOutputs(&asked);
+  if (error != NULL) return error;
+  if (asked.num_outputs > MAX_OUTPUTS) {
+    fail("a program has more outputs than the simulator can describe", NULL);
+    return cpu->PJRT_Executable_OutputMemoryKinds(args);
+  }
+  args->num_outputs = asked.num_outputs;
+  args->memory_kinds = output_kinds;
+  args->memory_kind_sizes = output_kind_sizes;
+  return NULL;
+}
+
+static void keep(const char* dir, unsigned long long hash, const char* ending, const char* data,
+                 size_t size) {
+  char path[PATH_MAX], temporary[PATH_MAX];
+  int fits = snprintf(path, sizeof(path), "%s/%016llx.%s", dir, hash, ending);
+  if (fits < 0 || (size_t)fits >= sizeof(path) || access(path, F_OK) == 0) return;
+  fits = snprintf(temporary, sizeof(temporary), "%s/.%016llx.%ld.%s", dir, hash, (long)getpid(),
+                  ending);
+  if (fits < 0 || (size_t)fits >= sizeof(temporary)) return;
+  FILE* file = fopen(temporary, "wb");
+  if (file == NULL) {
+    fail("a program could not be kept", temporary);
+    return;
+  }
+  size_t written = fwrite(data, 1, size, file);
+  if (fclose(file) != 0 || written != size || rename(temporary, path) != 0) {
+    fail("a program could not be kept", temporary);
+    unlink(temporary);
+  }
+}
+
+static PJRT_Error* client_compile(PJRT_Client_Compile_Args* args) {
+  const char* dir = getenv("TPUFORGE_PROGRAMS_DIR");
+  if (dir != NULL && *dir != '\0') {
+    /* FNV-1a: names must be stable, not secret */
+    unsigned long long hash = 0xcbf29ce484222325ULL;
+    for (size_t i = 0; i < args->program->code_size; i++) {
+      hash = (hash ^ (unsigned char)args->program->code[i]) * 0x100000001b3ULL;
+    }
+    keep(dir, hash, "mlir", args->program->code, args->program->code_size);
+    keep(dir, hash, "options", args->compile_options, args->compile_options_size);
+  }
+  return cpu->PJRT_Client_Compile(args);
+}
+
+static int plugin_path(char* path, size_t size) {
+  const char* given = getenv("TPUFORGE_PJRT_PLUGIN");
+  if (given != NULL && *given != '\0') {
+    int fits = snprintf(path, size, "%s", given);
+    return fits > 0 && (size_t)fits < size;
+  }
+  Dl_info self;
+  if (dladdr((void*)&plugin_path, &self) == 0 || self.dli_fname == NULL) return 0;
+  const char* slash = strrchr(self.dli_fname, '/');
+  int length = slash == NULL ? 0 : (int)(slash - self.dli_fname) + 1;
+  int fits = snprintf(path, size, "%.*splugin.so", length, self.dli_fname);
+  return fits > 0 && (size_t)fits < size;
+}
+
+__attribute__((visibility("default"))) const PJRT_Api* GetPjrtApi(void) {
+  if (table != NULL) return table;
+  char path[PATH_MAX];
+  if (!plugin_path(path, sizeof(path))) {
+    fail("the CPU plugin's path cannot be told", NULL);
+    return NULL;
+  }
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) {
+    fail("the CPU plugin cannot be loaded", dlerror());
+    return NULL;
+  }
+  const PJRT_Api* (*get)(void) = (const PJRT_Api* (*)(void))dlsym(library, "GetPjrtApi");
+  cpu = get == NULL ? NULL : get();
+  if (cpu == NULL || cpu->struct_size < PJRT_Api_STRUCT_SIZE ||
+      cpu->pjrt_api_version.major_version != PJRT_API_MAJOR) {
+    fail("the CPU plugin speaks another PJRT API", path);
+    return NULL;
+  }
+  PJRT_Api* copy = malloc(cpu->struct_size);
+  if (copy == NULL) return NULL;
+  memcpy(copy, cpu, cpu->struct_size);
+  for (size_t i = 0; i < MAX_OUTPUTS; i++) {
+    output_kinds[i] = "device";
+    output_kind_sizes[i] = sizeof("device") - 1;
+  }
+  copy->PJRT_Client_Create = client_create;
+  copy->PJRT_Executable_OutputMemoryKinds = output_memory_kinds;
+  copy->PJRT_Client_Compile = client_compile;
+  table = copy;
+  return table;
+}
