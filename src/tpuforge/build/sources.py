@@ -163,7 +163,7 @@ def offers(source: Source, name: str, version: str, web: Web) -> list[Offer]:
     if source.form == "directory":
         found = [
             Offer(path.name, path, None)
-            for path in sorted(Path(source.place).glob("*.whl"))
+            for path in sorted(_wheels_in(Path(source.place)))
             if path.is_file()
         ]
     elif isinstance(source.place, Path):
@@ -177,6 +177,11 @@ def offers(source: Source, name: str, version: str, web: Web) -> list[Offer]:
         page_read = web.page(address, _ACCEPT)
         found = _json(page_read) if page_read.kind.endswith("json") else _links(page_read)
     return [offer for offer in found if is_release(offer.file, name, version)]
+
+
+def _wheels_in(folder: Path) -> list[Path]:
+    """The wheels in a directory, or in one that is itself a wheelhouse."""
+    return [*folder.glob("*.whl"), *folder.glob(f"{'[0-9a-f]' * 64}/*.whl")]
 
 
 def is_release(file: str, name: str, version: str) -> bool:
