@@ -1,0 +1,23 @@
+#!/bin/sh
+# Gather the layer of everything that is neither wheel nor suite. Runs inside the bake.
+# /files/root is laid over the root; /facts holds what the bake knows: lock, constraints, facts.
+set -eu
+
+mkdir -p /out/opt /out/etc /out/home/tpu /out/workspace
+cp -a /opt/venv /out/opt/venv
+
+cp /etc/passwd /etc/group /out/etc/
+if ! grep -q '^tpu:' /out/etc/passwd; then
+    echo 'tpu:x:1000:1000:TorchTPU:/home/tpu:/bin/bash' >> /out/etc/passwd
+    echo 'tpu:x:1000:' >> /out/etc/group
+fi
+
+cp -R /files/root/. /out/
+cp -R /facts/. /out/opt/tpuforge/
+
+# the checkout's umask and times must not count; only the executable bit does
+find /out -type d -exec chmod 755 {} +
+find /out -type f -exec chmod u=rwX,go=rX {} +
+# any user may be asked for (docker run --user), so both are open like /tmp
+chmod 1777 /out/home/tpu /out/workspace
+find /out -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

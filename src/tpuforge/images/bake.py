@@ -1,0 +1,657 @@
+"""``bake``: make an image from the base and the wheelhouse, offline, the same bytes every time.
+
+The image is written as an OCI layout to ``out/images/<image>-py<XY>/oci`` and stands in the engine
+under its tag, with one and the same manifest digest. ``image.json`` beside the layout is written
+last: it names the manifest, so an interrupted bake leaves the image of before as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpuforge.console import Progress, print_table, size
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import layout as oci
+from tpuforge.images.base import ensure_base, named_base
+from tpuforge.images.context import (
+    IMAGES,
+    Inputs,
+    Target,
+    image_name,
+    prepare,
+    read_inputs,
+    touch_wheels,
+)
+from tpuforge.images.engine import ensure_engine
+from tpuforge.paths import exclusive, out_dir, read_json, write_json
+from tpuforge.pins import Pins, load
+from tpuforge.process import Completed, clean_env, run
+from tpuforge.verb import Outcome, parser, run_verb
+
+VERB = "bake"
+SCHEMA = "tpuforge.image/1"
+# One level for ever: BuildKit keeps a blob it has already compressed, whatever level is asked for
+# later. 9 and more save an eighth of the size and take six times as long.
+_COMPRESSION = "compression=zstd,compression-level=3,force-compression=true"
+_BAKE_S = 3600.0
+_LOAD_S = 900.0
+_ASK_S = 60.0
+_STAGE = re.compile(r"#\d+ \[(?P<stage>[^\]]+)\]")
+_EXPORT = re.compile(r"#\d+ (?P<what>(?:exporting|unpacking|merging|copying|naming)\b.*)")
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the image stands on.
+
+    Attributes:
+        context: The named context of buildx.
+        digest: The manifest's digest.
+        notes: What the report must say of it.
+    """
+
+    context: str
+    digest: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One bake.
+
+    Attributes:
+        target: The image.
+        pins: The pins.
+        inputs: What it is made of.
+        engine: The record of the engine (``out/engine/engine.json``).
+        base: What it stands on.
+        progress: Told what happens.
+    """
+
+    target: Target
+    pins: Pins
+    inputs: Inputs
+    engine: Mapping[str, Any]
+    base: Base
+    progress: Progress
+
+    @property
+    def layout(self) -> Path:
+        """Where BuildKit writes; nobody else reads it."""
+        return self.target.work / "oci"
+
+
+def choose(options: argparse.Namespace, pins: Pins) -> Target:
+    """The image that the arguments name.
+
+    Args:
+        options: With ``image``, ``python`` and ``flavour``; each None for the pins' default.
+        pins: The pins.
+
+    Raises:
+        ForgeError: If there is no such image, lock or base.
+    """
+    python = pins.python(options.python)
+    image = options.image or pins.default_image
+    if image not in images():
+        raise ForgeError(
+            f"there is no image {image!r}",
+            expected=f"one of {', '.join(images())}",
+            mend="see images/docker-bake.hcl; docs/bake.md says how to add one",
+        )
+    if python not in pins.suites:
+        raise ForgeError(
+            f"no Debian suite has Python {python} as its own, so there is no base for it",
+            expected=f"one of {', '.join(sorted(pins.suites))}",
+            mend=f"use --python {pins.default_python}",
+        )
+    flavour = options.flavour or pins.default_flavour
+    return Target(image, python, flavour, image_name(image, python, pins))
+
+
+def images() -> list[str]:
+    """The images that ``images/docker-bake.hcl`` declares."""
+    text = (IMAGES / "docker-bake.hcl").read_text(encoding="utf-8")
+    names = re.findall(r'^target "([a-z][a-z0-9-]*)"', text, re.MULTILINE)
+    return sorted(names)
+
+
+def bake(
+    target: Target,
+    pins: Pins,
+    progress: Progress,
+    *,
+    no_cache: bool = False,
+    release: bool = False,
+    base: str | None = None,
+) -> Outcome:
+    """Have an image: bake it, or say that it is there.
+
+    Args:
+        target: The image.
+        pins: The pins.
+        progress: Told what happens.
+        no_cache: Take nothing from BuildKit's cache.
+        release: Refuse a base that is not exactly the locked one.
+        base: ``docker-image://…@sha256:…`` instead of the Debian base.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ForgeError: If an input is missing or bad, or the bake fails.
+    """
+    # what can be wrong in a second is looked at before what takes a minute
+    inputs = read_inputs(target, pins)
+    engine = ensure_engine(progress)
+    with exclusive(
+        f"bake-{target.slug}", lambda who: progress.note(f"waiting for {who}, which bakes this")
+    ):
+        ground = _base(target, pins, progress, release=release, named=base)
+        key = inputs.key(ground.digest)
+        record = read_json(target.finished / "image.json")
+        why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
+        if not why and isinstance(record, dict):
+            loaded = _in_engine(engine, record)
+            if not loaded:
+                _load(engine, target, oci.read_image(target.finished / "oci"), progress)
+            return _outcome(target, record, engine, loaded=loaded)
+        progress.note(f"baking {target.name}: {why}")
+        prepare(target, inputs, pins, progress)
+        job = Job(target, pins, inputs, engine, ground, progress)
+        image = _build(job, no_cache=no_cache)
+        record = _record(job, image, _inspect(job, image))
+        if not _in_engine(engine, record):
+            oci.publish(job.layout, target.work / "load", image, target.name)
+            _load(engine, target, image, progress, layout=target.work / "load")
+            shutil.rmtree(target.work / "load", ignore_errors=True)
+        oci.publish(job.layout, target.finished / "oci", image, target.name)
+        write_json(target.finished / "image.json", record)
+        oci.prune(target.finished / "oci", image)
+        oci.prune(job.layout, image)
+        return _outcome(target, record, engine)
+
+
+def _base(
+    target: Target, pins: Pins, progress: Progress, *, release: bool, named: str | None
+) -> Base:
+    if named:
+        context = named_base(named)
+        return Base(context, context.rpartition("@")[2], (f"the base is {context}",))
+    suite = pins.debian[pins.suites[target.python]]
+    # BuildKit checks the layer's digest itself whenever it reads it
+    record = ensure_base(suite, pins, progress, release=release, verify=False)
+    digest = record["manifest_digest"]
+    notes: tuple[str, ...] = ()
+    if record["drift"]:
+        names = ", ".join(str(item) for item in record["drift"])
+        notes = (f"the base has other package versions than its lock: {names}",)
+    return Base(f"oci-layout://{out_dir() / record['layout']}@{digest}", digest, notes)
+
+
+def _stale(target: Target, record: object, key: str, inputs: Inputs) -> str:
+    """Why an image has to be baked; empty if the finished one is what is wanted."""
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        return "there is none yet"
+    if record["key"] != key:
+        before = record.get("inputs", {})
+        changed = [name for name, value in inputs.parts.items() if before.get(name) != value]
+        return f"{', '.join(changed or ['the base'])} changed"
+    folder = target.finished / "oci"
+    try:
+        image = oci.read_image(folder)
+    except ForgeError as error:
+        return error.found
+    if image.manifest.digest != record["manifest_digest"]:
+        return "the layout holds another image"
+    return oci.missing(folder, image)
+
+
+def _docker(
+    engine: Mapping[str, Any],
+    *words: str | Path,
+    timeout: float,
+    check: bool = True,
+    doing: str = "",
+    stdin: int | None = None,
+    cwd: Path | None = None,
+    log: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Completed:
+    return run(
+        [engine["docker"], *words],
+        timeout=timeout,
+        env=clean_env(**engine["env"], **(variables or {})),
+        check=check,
+        doing=doing,
+        stdin=stdin,
+        cwd=cwd,
+        log=log,
+        on_line=on_line,
+    )
+
+
+def _build(job: Job, *, no_cache: bool) -> oci.Image:
+    """Let BuildKit write the layout; blobs that it left damaged are written again, once."""
+    layout, progress = job.layout, job.progress
+    for attempt in (1, 2):
+        (layout / "index.json").unlink(missing_ok=True)
+        shutil.rmtree(layout / "ingest", ignore_errors=True)
+        _run_bake(job, no_cache=no_cache and attempt == 1)
+        image = oci.read_image(layout)
+        with progress.step("verifying the image's digests", image.compressed):
+            bad = oci.wrong(layout, image, progress.advance)
+        if not bad:
+            return image
+        # the export writes missing blobs only, and trusts a file of the right name
+        for blob in bad:
+            blob.path(layout).unlink(missing_ok=True)
+        progress.note(f"{len(bad)} damaged blobs in {layout}: writing them again", loud=True)
+    raise ForgeError(
+        f"the image in {layout} has damaged blobs: {', '.join(blob.digest for blob in bad)}",
+        expected="every blob of the digest that names it",
+        mend="check the disk, then: forge bake --no-cache",
+        exit_code=Exit.FAULT,
+    )
+
+
+def _run_bake(job: Job, *, no_cache: bool) -> None:
+    target, engine = job.target, job.engine
+    overlay = target.work / "bake.json"
+    outputs = [f"type=oci,tar=false,dest={job.layout},{_COMPRESSION}"]
+    if _shares_store(engine):
+        # both exports share the compressed layers, and the engine unpacks while the layout is
+        # written; "docker load" afterwards takes half as long again as the whole export
+        outputs.append(
+            f"type=image,name={target.name},oci-mediatypes=true,unpack=true,{_COMPRESSION}"
+        )
+    described = labels(job)
+    annotations = [f"{name}={value}" for name, value in described.items()]
+    write_json(
+        overlay,
+        {
+            "target": {
+                target.image: {"output": outputs, "labels": described, "annotations": annotations}
+            }
+        },
+    )
+    words = ["buildx", "bake", "--builder", engine["builder"], "--progress", "plain"]
+    words += ["--file", str(IMAGES / "docker-bake.hcl"), "--file", str(overlay)]
+    words += ["--no-cache"] if no_cache else []
+    log = target.work / "bake.log"
+    variables = {
+        "PYTHON": target.python,
+        "FLAVOUR": target.flavour,
+        "SOURCE_DATE_EPOCH": str(job.pins.epoch),
+        "BASE": job.base.context,
+        "WORK": str(target.work),
+        # newer versions of buildx ask before they read outside the current folder
+        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",
+    }
+    with job.progress.step("baking"):
+        done = _docker(
+            engine,
+            *words,
+            target.image,
+            timeout=_BAKE_S,
+            check=False,
+            doing=f"baking {target.name}",
+            cwd=IMAGES,
+            log=log,
+            on_line=lambda line: _show(line, job.progress),
+            variables=variables,
+        )
+    if done.code != 0:
+        raise explain(done, target, log)
+
+
+def _shares_store(engine: Mapping[str, Any]) -> bool:
+    """Whether the builder exports straight into the engine's image store."""
+    return bool(engine["driver"] == "docker" and engine["store"] == "containerd")
+
+
+def _show(line: str, progress: Progress) -> None:
+    found = _STAGE.match(line)
+    if found is not None:
+        progress.detail(found["stage"])
+        return
+    found = _EXPORT.match(line)
+    if found is not None:
+        progress.detail(found["what"])
+
+
+def labels(job: Job) -> dict[str, str]:
+    """What the image says of itself, beside what the tree says; as labels and as annotations.
+
+    Args:
+        job: The bake.
+    """
+    target, inputs, pins = job.target, job.inputs, job.pins
+    versions = {p.name: p.version for group in inputs.groups.values() for p in group}
+    return {
+        "org.opencontainers.image.version": target.name.rpartition(":")[2],
+        "org.opencontainers.image.base.digest": job.base.digest,
+        "io.tpuforge.lock.sha256": inputs.lock_sha256,
+        "io.tpuforge.suite.sha256": inputs.suite_sha256,
+        "io.tpuforge.base.suite": pins.suites[target.python],
+        "io.tpuforge.torch.version": versions["torch"],
+        "io.tpuforge.torch.wheel.sha256": inputs.wheel("torch"),
+        "io.tpuforge.torch-tpu.version": versions["torch-tpu"],
+        "io.tpuforge.torch-tpu.wheel.sha256": inputs.wheel("torch-tpu"),
+        "io.tpuforge.torch-tpu.source": f"{pins.upstream.repository}@{pins.upstream.ref}",
+        "io.tpuforge.libtpu.version": versions["libtpu"],
+        "io.tpuforge.libtpu.wheel.sha256": inputs.wheel("libtpu"),
+        "io.tpuforge.xla.commit": pins.torch_tpu.xla_commit,
+    }
+
+
+def explain(done: Completed, target: Target, log: Path) -> ForgeError:
+    """Turn a failed bake into an error that says what mends it.
+
+    Args:
+        done: The ended client.
+        target: The image.
+        log: Where the whole output stands.
+    """
+    text = done.output
+    low = text.lower()
+    kept = f"the image of before, if any, is as it was; the whole log: {log}"
+
+    def lines(*marks: str) -> str:
+        found = [line for line in text.splitlines() if any(m in line.lower() for m in marks)]
+        return "\n".join(found[-4:])
+
+    if "no space left on device" in low:
+        free = shutil.disk_usage(target.work).free
+        where = f"{target.work} has {size(free)} free"
+        return ForgeError(
+            f"a disk is full: {where}; {kept}\n{lines('no space left on device')}",
+            expected="1 GB free for the out folder, and 8 GB for the engine's data",
+            mend="free some space (docker builder prune -f for the engine's cache), then run the "
+            "same command again",
+        )
+    if "do not match the hashes" in low:
+        touch_wheels(target)
+        return ForgeError(
+            "the engine got other bytes than those that were verified: "
+            + lines("do not match", "expected sha256", "got  "),
+            expected="the wheels that the lock names",
+            mend="run the same command again: every wheel will be sent anew",
+            exit_code=Exit.FAULT,
+        )
+    broken = [
+        line
+        for line in text.splitlines()
+        if re.search(r"which is not installed|, but you have", line)
+    ]
+    if broken:
+        return ForgeError(
+            "pip check finds the environment broken:\n" + "\n".join(dict.fromkeys(broken)),
+            expected="a lock that is complete",
+            mend="forge lock",
+            exit_code=Exit.FAULT,
+        )
+    if "oci exporter is not supported" in low or "exporter is not supported" in low:
+        return ForgeError(
+            "this engine's image store cannot export OCI layouts",
+            expected="the containerd image store, or a builder of the docker-container kind",
+            mend="forge engine",
+        )
+    marks: tuple[str, ...] = (
+        "cannot connect to the docker daemon",
+        "connection refused",
+        "error reading from server",
+    )
+    marks += ("transport is closing", "code = unavailable", "unexpected eof", "broken pipe")
+    if any(mark in low for mark in marks):
+        return ForgeError(
+            f"the engine went away while it was baking; {kept}\n{lines(*marks)}",
+            expected="a Docker daemon that answers until the end",
+            mend="start it again (forge engine), then run the same command again",
+        )
+    if (
+        "unexpected commit digest" in low
+        or "failed size validation" in low
+        or "digest mismatch" in low
+    ):
+        return ForgeError(
+            f"a layer of the base is not what its digest says\n{lines('digest', 'validation')}",
+            expected="the base as it was made",
+            mend="rm -r out/base, then run the same command again",
+            exit_code=Exit.FAULT,
+        )
+    return ForgeError(
+        f"the bake of {target.name} failed with exit code {done.code}; {kept}\n{done.tail}",
+        expected="exit code 0",
+        mend=f"read {log}",
+    )
+
+
+def _inspect(job: Job, image: oci.Image) -> list[oci.Content]:
+    """What is in each layer; what the record of before already tells is not read again."""
+    target = job.target
+    known: dict[str, oci.Content] = {}
+    record = read_json(target.finished / "image.json")
+    if isinstance(record, dict) and record.get("schema") == SCHEMA:
+        known = {
+            layer["digest"]: oci.Content(layer["unpacked_bytes"], layer["what"])
+            for layer in record["layers"]
+        }
+    new = [layer for layer in image.layers if layer.digest not in known]
+    with job.progress.step("reading the layers"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        # the largest first, so that none is left for the end
+        new.sort(key=lambda layer: -layer.size)
+        read = pool.map(lambda layer: oci.content(job.layout, layer), new)
+        known |= dict(zip((layer.digest for layer in new), read, strict=True))
+    return [known[layer.digest] for layer in image.layers]
+
+
+def _record(job: Job, image: oci.Image, contents: Sequence[oci.Content]) -> dict[str, Any]:
+    target, inputs, base = job.target, job.inputs, job.base
+    return {
+        "schema": SCHEMA,
+        "image": target.image,
+        "python": target.python,
+        "flavour": target.flavour,
+        "name": target.name,
+        "manifest_digest": image.manifest.digest,
+        "config_digest": image.config.digest,
+        "compressed_bytes": image.compressed,
+        "unpacked_bytes": sum(content.unpacked for content in contents),
+        "layers": [
+            {
+                "digest": layer.digest,
+                "compressed_bytes": layer.size,
+                "unpacked_bytes": content.unpacked,
+                "what": content.what,
+            }
+            for layer, content in zip(image.layers, contents, strict=True)
+        ],
+        "labels": image.labels,
+        "key": inputs.key(base.digest),
+        "inputs": inputs.parts,
+        "base_digest": base.digest,
+        "lock_sha256": inputs.lock_sha256,
+        "suite_sha256": inputs.suite_sha256,
+        "notes": list(base.notes),
+        "run_line": run_line(target.name),
+        "engine": {"versions": job.engine["versions"], "driver": job.engine["driver"]},
+    }
+
+
+def run_line(name: str) -> str:
+    """The line that runs an image on a TPU VM.
+
+    ``--privileged`` lets the container at the chips (``/dev/accel*``, ``/dev/vfio``) and the
+    metadata of the PCI bus; libtpu locks host memory for transfers, asks the metadata server and
+    its peers over the host's network; workers of a DataLoader share tensors in ``/dev/shm``;
+    ``--init`` because libtpu can wait for minutes and PID 1 ignores TERM.
+
+    Args:
+        name: Name and tag.
+    """
+    words = ["docker", "run", "--rm", "-it", "--init", "--privileged", "--net=host"]
+    return shlex.join([*words, "--ulimit", "memlock=-1", "--shm-size=16g", name, "python"])
+
+
+def _in_engine(engine: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether the engine has this very image under its tag.
+
+    The containerd store names an image by its manifest, the classic one by its config.
+    """
+    asked = ["image", "inspect", "--format", "{{.Id}}", record["name"]]
+    done = _docker(engine, *asked, timeout=_ASK_S, check=False)
+    wanted = {record["manifest_digest"], record["config_digest"]}
+    return done.code == 0 and bool(wanted & set(done.output.split()))
+
+
+def _load(
+    engine: Mapping[str, Any],
+    target: Target,
+    image: oci.Image,
+    progress: Progress,
+    *,
+    layout: Path | None = None,
+) -> None:
+    """Put the image of a layout into the engine's store."""
+    folder = layout or target.finished / "oci"
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as file:
+            try:
+                oci.write_archive(folder, image, target.name, file)
+            except BrokenPipeError:
+                # the client has ended, and says why
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with progress.step("loading the image into the engine"):
+            _docker(engine, "load", timeout=_LOAD_S, stdin=reading, doing=f"loading {target.name}")
+    finally:
+        os.close(reading)
+        writer.join()
+    record = {
+        "name": target.name,
+        "manifest_digest": image.manifest.digest,
+        "config_digest": image.config.digest,
+    }
+    if not _in_engine(engine, record):
+        raise ForgeError(
+            f"the engine has another image under {target.name} than the one it was given",
+            expected=image.manifest.digest,
+            mend=f"docker rmi {target.name}, then forge bake",
+            exit_code=Exit.FAULT,
+        )
+
+
+def _outcome(
+    target: Target,
+    record: Mapping[str, Any],
+    engine: Mapping[str, Any],
+    *,
+    loaded: bool | None = None,
+) -> Outcome:
+    unchanged = loaded is True
+    digest = record["manifest_digest"]
+    sizes = (
+        f"{size(record['compressed_bytes'])} compressed, {size(record['unpacked_bytes'])} unpacked"
+    )
+    if unchanged:
+        summary = f"{record['name']} ({digest[:19]}…) is there, and no input of it has changed"
+    elif loaded is False:
+        summary = (
+            f"{record['name']} ({digest[:19]}…) was there, and is loaded into the engine again"
+        )
+    else:
+        summary = f"{record['name']}, {digest}, {sizes}"
+    lines = [f"  image     {record['name']}", f"  digest    {digest}", f"  size      {sizes}"]
+    lines.append(f"  on a TPU  {record['run_line']}")
+    data = {name: value for name, value in record.items() if name != "inputs"}
+    if engine["private"]:
+        # the user's own docker does not see what is in a private engine
+        here = f"docker -H {engine['docker_host']}"
+        lines.append(f"  here      {here} run --rm {record['name']} versions")
+        lines.append(f"  to yours  {here} save {record['name']} | docker load")
+    return Outcome(
+        "unchanged" if unchanged else "done",
+        summary,
+        data=data,
+        notes=list(record["notes"]),
+        text="\n".join(lines),
+    )
+
+
+def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
+    pins = load()
+    target = choose(options, pins)
+    outcome = bake(
+        target,
+        pins,
+        progress,
+        no_cache=options.no_cache,
+        release=options.release,
+        base=options.base,
+    )
+    if outcome.status == "done" and not options.json:
+        _print_layers(outcome.data)
+    return outcome
+
+
+def _print_layers(data: Mapping[str, Any]) -> None:
+    rows = [
+        (layer["what"], size(layer["compressed_bytes"]), size(layer["unpacked_bytes"]))
+        for layer in data["layers"]
+    ]
+    print_table(("layer", "compressed", "unpacked"), rows)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The verb's arguments."""
+    made = parser(VERB, "Bake an image from the base and the wheelhouse, with no network.")
+    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
+    made.add_argument("--python", metavar="X.Y", help="the Python version")
+    made.add_argument("--flavour", help="the lock to bake from")
+    made.add_argument("--no-cache", action="store_true", help="take nothing from the build cache")
+    made.add_argument(
+        "--release", action="store_true", help="refuse a base that is not exactly the locked one"
+    )
+    made.add_argument(
+        "--base", metavar="docker-image://NAME@sha256:…", help="another base than the Debian one"
+    )
+    return made
+
+
+def _result_name(options: argparse.Namespace) -> str:
+    pins = load()
+    python = (options.python or pins.default_python).replace(".", "")
+    return f"{VERB}-{options.image or pins.default_image}-py{python}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb.
+
+    Args:
+        argv: Its arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

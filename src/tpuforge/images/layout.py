@@ -1,0 +1,321 @@
+"""Reading, checking and keeping the OCI layout of an image.
+
+A layout is a folder of blobs named by digest plus ``index.json``. Blobs only ever get added, each
+by hard link or rename, and the index changes by rename; so whoever reads a layout while another
+image is put there finds one of the two, whole.
+
+Format: OCI image layout and image manifest, version 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images.zstd import Reader
+from tpuforge.paths import sha256_file, write_atomic, write_json
+
+# a package of its own, not one that another package carries inside
+_DIST_INFO = re.compile(
+    r"/site(-packages)?/(?P<name>[^/]+)-(?P<version>[^/-]+)\.dist-info/METADATA$"
+)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A blob that a manifest names.
+
+    Attributes:
+        digest: ``sha256:…``.
+        size: Its bytes.
+        media_type: What it is.
+    """
+
+    digest: str
+    size: int
+    media_type: str
+
+    def path(self, layout: Path) -> Path:
+        """Where it is in a layout."""
+        return layout / "blobs" / "sha256" / self.digest.removeprefix("sha256:")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of a layout.
+
+    Attributes:
+        manifest: The manifest's blob.
+        config: The config's blob.
+        layers: The layers' blobs, lowest first.
+        labels: The labels in the config.
+        annotations: The manifest's annotations.
+    """
+
+    manifest: Blob
+    config: Blob
+    layers: tuple[Blob, ...]
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """All blobs: manifest, config, layers."""
+        return (self.manifest, self.config, *self.layers)
+
+    @property
+    def compressed(self) -> int:
+        """Bytes of all blobs: what a pull into an empty engine transfers."""
+        return sum(blob.size for blob in self.blobs)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is in a layer.
+
+    Attributes:
+        unpacked: Bytes of its regular files.
+        what: What it brings, for people.
+    """
+
+    unpacked: int
+    what: str
+
+
+def read_image(layout: Path) -> Image:
+    """Read the one image of a layout; the manifest and the config are checked by digest.
+
+    Args:
+        layout: The folder with ``index.json``.
+
+    Raises:
+        ForgeError: If there is no such image or it is damaged; exit code 1.
+    """
+    try:
+        listed = json.loads((layout / "index.json").read_bytes())["manifests"]
+        if len(listed) != 1:
+            raise _damaged(layout, f"index.json names {len(listed)} manifests instead of one")
+        manifest = _blob(listed[0])
+        body = json.loads(_checked(layout, manifest))
+        config = _blob(body["config"])
+        labels = json.loads(_checked(layout, config))["config"].get("Labels") or {}
+        layers = tuple(_blob(layer) for layer in body["layers"])
+        return Image(manifest, config, layers, labels, body.get("annotations") or {})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(layout, f"{type(error).__name__}: {error}") from error
+
+
+def _blob(entry: dict[str, Any]) -> Blob:
+    return Blob(entry["digest"], entry["size"], entry["mediaType"])
+
+
+def _checked(layout: Path, blob: Blob) -> bytes:
+    data = blob.path(layout).read_bytes()
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != blob.digest:
+        raise _damaged(layout, f"the blob {blob.digest} has another digest")
+    return data
+
+
+def _damaged(layout: Path, what: str) -> ForgeError:
+    return ForgeError(
+        f"the image layout {layout} is not whole: {what}",
+        expected="an OCI layout with one image, every blob of its digest",
+        mend="forge bake",
+        exit_code=Exit.FAULT,
+    )
+
+
+def missing(layout: Path, image: Image) -> str:
+    """Look for what is plainly missing, by size only.
+
+    Args:
+        layout: The layout.
+        image: Its image.
+
+    Returns:
+        Empty, or the first blob that is missing or cut short.
+    """
+    for blob in image.blobs:
+        path = blob.path(layout)
+        if not path.is_file():
+            return f"{blob.digest} is missing"
+        if path.stat().st_size != blob.size:
+            return f"{blob.digest} has {path.stat().st_size} bytes instead of {blob.size}"
+    return ""
+
+
+def wrong(layout: Path, image: Image, on_bytes: Callable[[int], None] | None = None) -> list[Blob]:
+    """Check every blob by digest.
+
+    Args:
+        layout: The layout.
+        image: Its image.
+        on_bytes: Told of progress.
+
+    Returns:
+        The blobs that are missing or have another digest.
+    """
+    bad = []
+    for blob in image.blobs:
+        path = blob.path(layout)
+        if not path.is_file() or f"sha256:{sha256_file(path, on_bytes)}" != blob.digest:
+            bad.append(blob)
+    return bad
+
+
+@contextlib.contextmanager
+def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
+    """Open a layer as a tar that can be read once, in order.
+
+    Args:
+        layout: The layout.
+        blob: A layer, compressed with zstd or not at all.
+
+    Yields:
+        The tar.
+
+    Raises:
+        ForgeError: If it is compressed otherwise, or damaged.
+    """
+    with blob.path(layout).open("rb") as file:
+        if blob.media_type.endswith("+zstd"):
+            source: BinaryIO = cast(BinaryIO, Reader(file))
+        elif blob.media_type.endswith(".tar"):
+            source = file
+        else:
+            raise _damaged(layout, f"a layer of the unknown type {blob.media_type}")
+        with source, tarfile.open(fileobj=source, mode="r|", bufsize=1 << 20) as tar:
+            yield tar
+
+
+def content(layout: Path, blob: Blob) -> Content:
+    """Read what is in a layer, without unpacking it to disk.
+
+    Args:
+        layout: The layout.
+        blob: A layer.
+
+    Raises:
+        ForgeError: If the layer is damaged.
+    """
+    unpacked = 0
+    packages: dict[str, str] = {}
+    folders: set[str] = set()
+    debian = False
+    with open_layer(layout, blob) as tar:
+        for entry in tar:
+            if entry.isreg():
+                unpacked += entry.size
+            name = entry.name.removeprefix("./")
+            debian = debian or name == "var/lib/dpkg/status"
+            found = _DIST_INFO.search(name)
+            if found is not None:
+                packages[found["name"]] = found["version"]
+            if not entry.isdir():
+                folders.add(name.rpartition("/")[0])
+    if debian:
+        return Content(unpacked, "Debian base")
+    if len(packages) == 1:
+        ((name, version),) = packages.items()
+        return Content(unpacked, f"{name} {version}")
+    if packages:
+        names = ", ".join(sorted(packages)[:3])
+        return Content(unpacked, f"{len(packages)} packages: {names}, …")
+    tops = sorted(folder for folder in folders if not any(_above(top, folder) for top in folders))
+    return Content(unpacked, "files in " + ", ".join(tops[:3]) if tops else "an empty folder")
+
+
+def _above(top: str, folder: str) -> bool:
+    return folder.startswith(f"{top}/")
+
+
+def publish(source: Path, target: Path, image: Image, name: str) -> None:
+    """Put an image into the layout that others read: blobs first, then the index.
+
+    Args:
+        source: The layout it was written to, checked; on the same file system.
+        target: The layout that others read; what is there stays whole until the index changes.
+        image: The image.
+        name: Its name and tag.
+    """
+    for blob in image.blobs:
+        _link(blob.path(source), blob.path(target))
+    write_atomic(target / "oci-layout", '{"imageLayoutVersion":"1.0.0"}')
+    entry = {
+        "mediaType": image.manifest.media_type,
+        "digest": image.manifest.digest,
+        "size": image.manifest.size,
+        "platform": {"architecture": "amd64", "os": "linux"},
+        "annotations": {
+            # the first is read by skopeo and oras, the second by containerd and Docker
+            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+            "io.containerd.image.name": f"docker.io/{name}",
+        },
+    }
+    index = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [entry],
+    }
+    write_json(target / "index.json", index)
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists() and target.samefile(source):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.parent / f".{target.name}.{os.getpid()}"
+    beside.unlink(missing_ok=True)
+    try:
+        beside.hardlink_to(source)
+    except OSError:
+        # some file systems have no hard links
+        shutil.copyfile(source, beside)
+    beside.replace(target)
+
+
+def prune(layout: Path, image: Image) -> None:
+    """Remove what an image does not need: older blobs and what a killed bake left.
+
+    Args:
+        layout: The layout.
+        image: What stays.
+    """
+    kept = {blob.path(layout) for blob in image.blobs}
+    for path in (layout / "blobs" / "sha256").iterdir():
+        if path not in kept:
+            path.unlink()
+    shutil.rmtree(layout / "ingest", ignore_errors=True)
+
+
+def write_archive(layout: Path, image: Image, name: str, file: BinaryIO) -> None:
+    """Write the tar that ``docker load`` takes, with either image store.
+
+    Args:
+        layout: The layout.
+        image: Its image.
+        name: Its name and tag.
+        file: Where the tar goes, such as a pipe.
+    """
+    config, *layers = (f"blobs/sha256/{blob.path(layout).name}" for blob in image.blobs[1:])
+    legacy = [{"Config": config, "RepoTags": [name], "Layers": layers}]
+    with tarfile.open(fileobj=file, mode="w|", bufsize=1 << 20) as tar:
+        for inside in ("oci-layout", "index.json"):
+            tar.add(layout / inside, inside)
+        for blob in image.blobs:
+            tar.add(blob.path(layout), f"blobs/sha256/{blob.path(layout).name}")
+        data = json.dumps(legacy).encode()
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(data)
+        tar.addfile(entry, io.BytesIO(data))
