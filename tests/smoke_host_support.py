@@ -1,0 +1,258 @@
+"""What the tests of smoke's host side, bench and report share: data, and a Docker client made here.
+
+The fake client is a Python script: it records every call and plays the engine's part, so that a
+test sees exactly what the real client would have been asked. Tests of the real engine stand in
+``tests/engine`` and ``tests/faults``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+DIGEST = "sha256:" + "3f" * 32
+CONFIG = "sha256:" + "c0" * 32
+TIERS = ("static", "import", "compile", "simulate", "device")
+HOST = {"cores": 2, "memory_bytes": 16_000_000_000, "kernel": "6.1.0", "machine": "x86_64"}
+
+IMAGE: dict[str, Any] = {
+    "schema": "tpuforge.image/1",
+    "image": "runtime",
+    "python": "3.11",
+    "flavour": "runtime",
+    "name": "tpuforge/runtime:0.2.0-py311",
+    "manifest_digest": DIGEST,
+    "config_digest": CONFIG,
+    "compressed_bytes": 517_312_122,
+    "unpacked_bytes": 2_061_211_555,
+    "layers": [
+        {
+            "digest": f"sha256:{n:064x}",
+            "compressed_bytes": n * 10**7,
+            "unpacked_bytes": n * 10**8,
+            "what": what,
+        }
+        for n, what in enumerate(("Debian bookworm", "libtpu 0.0.52", "torch 2.13.0+cpu"), 1)
+    ],
+    "labels": {"org.opencontainers.image.title": "runtime"},
+    "key": "k" * 64,
+    "lock_sha256": "ab" * 32,
+    "suite_sha256": "cd" * 32,
+    "notes": [],
+    "run_line": "docker run --rm --device /dev/vfio tpuforge/runtime:0.2.0-py311 health",
+}
+
+
+def check(name: str, tier: str, status: str = "passed", **more: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "tier": tier,
+        "purpose": f"{name} holds",
+        "severity": "critical",
+        "remedy": "forge bake",
+        "status": status,
+        "detail": "",
+        "seconds": 0.5,
+        "peak_memory_bytes": 205_000_000,
+        "figures": {"files": 12},
+        **more,
+    }
+
+
+def health(verdict: str = "healthy", exit_code: int = 0, **more: Any) -> dict[str, Any]:
+    failed = "failed" if verdict == "unhealthy" else "passed"
+    checks = [
+        check("static.closure", "static"),
+        check("import.torch", "import", failed, detail="undefined symbol: x"),
+        check("device.readme", "device", "not run", detail="no TPU found"),
+    ]
+    tiers = {}
+    for tier in TIERS:
+        mine = [item["status"] for item in checks if item["tier"] == tier]
+        status = next((s for s in ("failed", "passed") if s in mine), "not run")
+        tiers[tier] = {
+            "status": status,
+            "why": "no TPU found" if tier == "device" else "",
+            "seconds": 1.5,
+            "peak_memory_bytes": 205_000_000,
+            "passed": mine.count("passed"),
+            "failed": mine.count("failed"),
+            "not_run": mine.count("not run"),
+        }
+    return {
+        "schema": "tpuforge.health/1",
+        "image": None,
+        "started": "2026-11-30T12:00:00+00:00",
+        "seconds": 3.0,
+        "host": HOST,
+        "verdict": verdict,
+        "exit_code": exit_code,
+        "highest_tier": "import",
+        "tiers": tiers,
+        "checks": checks,
+        "packages": [{"name": "torch", "version": "2.13.0+cpu"}],
+        **more,
+    }
+
+
+def bench() -> dict[str, Any]:
+    return {
+        "schema": "tpuforge.bench/1",
+        "started": "2026-11-30T12:00:00+00:00",
+        "seconds": 9.0,
+        "host": HOST,
+        "measurements": [
+            {
+                "id": "import.warm",
+                "what": "import torch",
+                "unit": "s",
+                "samples": [2.0, 3.0, 4.0],
+                "min": 2.0,
+                "median": 3.0,
+                "max": 4.0,
+                "not_run": None,
+                "failed": False,
+            },
+            {
+                "id": "import.cold",
+                "what": "import torch, cold",
+                "unit": "s",
+                "samples": [],
+                "min": None,
+                "median": None,
+                "max": None,
+                "not_run": "in use",
+                "failed": False,
+            },
+        ],
+    }
+
+
+def write(path: Path, value: Any) -> str:
+    """Put JSON at a path; its SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(value).encode()
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def fill(
+    out: Path, *, health_data: Any = None, bench_data: Any = None, digest: str = DIGEST
+) -> dict[str, Any]:
+    """An out folder with an image and, if given, its health and bench of some digest."""
+    image = deepcopy(IMAGE)
+    write(out / "images/runtime-py311/image.json", image)
+    for kind, data in (("health", health_data), ("bench", bench_data)):
+        if data is not None:
+            folder = out / kind / "runtime-py311"
+            sha256 = write(folder / f"{kind}.json", data)
+            record = {"schema": "tpuforge.run/1", "manifest_digest": digest, "sha256": sha256}
+            write(folder / "run.json", record)
+    return image
+
+
+def forge(
+    module: str, *arguments: str, out: Path, timeout: float = 120, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb as a user's shell would, with an out folder of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", f"tpuforge.{module}", *arguments],
+        env=verb_env(out, **env),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def verb_env(out: Path, **env: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TPUFORGE_")}
+    return {
+        **kept,
+        "PYTHONPATH": str(SRC),
+        "TPUFORGE_OUT": str(out),
+        "COLUMNS": "200",
+        "NO_COLOR": "1",
+        **env,
+    }
+
+
+FAKE_DOCKER = '''
+"""A Docker client that plays the engine's part; its folder says how."""
+import csv, json, os, sys, time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+play = json.loads((HERE / "play.json").read_text())
+words = sys.argv[1:]
+with (HERE / "calls.jsonl").open("a") as calls:
+    calls.write(json.dumps({"words": words, "host": os.environ.get("DOCKER_HOST")}) + "\\n")
+if words[0] == "version":
+    print("26.1.5")
+elif words[:2] == ["image", "inspect"]:
+    if words[-1] not in play["holds"]:
+        sys.exit("Error: No such image: " + words[-1])
+    print(play["holds"][words[-1]])
+elif words[0] == "ps":
+    print("\\n".join(play.get("left", [])))
+elif words[0] == "load":
+    sys.stdin.buffer.read()
+    play["holds"].update(play.get("loads", {}))
+    (HERE / "play.json").write_text(json.dumps(play))
+elif words[0] == "run":
+    mounts = [next(csv.reader([w])) for f, w in zip(words, words[1:]) if f == "--mount"]
+    places = {}
+    for fields in mounts:
+        pairs = dict(f.partition("=")[::2] for f in fields)
+        places[pairs["target"]] = pairs.get("source")
+    def here(path):
+        return Path(places["/results"], Path(path).name)
+    (HERE / "running").write_text(str(os.getpid()))
+    time.sleep(play.get("sleep", 0))
+    for flag in ("--json", "--junit", "--html"):
+        if flag in words and play.get("report") is not None:
+            text = json.dumps(play["report"]) if flag == "--json" else "<x/>"
+            here(words[words.index(flag) + 1]).write_text(text)
+    print("some output")
+    sys.exit(play.get("code", 0))
+'''
+
+
+def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
+    """Record an engine whose client is a script, and say how it behaves.
+
+    Args:
+        out: The out folder of the verb.
+        folder: Where the client stands; ``calls.jsonl`` there gets every call.
+        **play: ``holds`` (reference to id), ``loads`` (held after a load), ``report`` (what a run
+            leaves), ``code`` (its exit code), ``sleep`` (its seconds), ``left`` (containers).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    client = folder / "docker"
+    client.write_text(f"#!{sys.executable}\n{FAKE_DOCKER}", encoding="utf-8")
+    client.chmod(0o755)
+    write(folder / "play.json", {"holds": {DIGEST: DIGEST}, **play})
+    write(
+        out / "engine/engine.json",
+        {
+            "schema": "tpuforge.engine/1",
+            "docker_host": "unix:///nowhere.sock",
+            "docker": str(client),
+        },
+    )
+    return folder
+
+
+def calls(folder: Path) -> list[list[str]]:
+    """The arguments of every call of a fake client."""
+    path = folder / "calls.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line)["words"] for line in path.read_text().splitlines()]

@@ -1,0 +1,157 @@
+"""The verb report: what it counts, what it refuses to count, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import smoke_host_support as support
+from smoke_host_support import fill, forge, health
+
+OTHER = "sha256:" + "00" * 32
+
+
+def report_json(out: Path) -> dict[str, object]:
+    data: dict[str, object] = json.loads((out / "report/report.json").read_text())
+    return data
+
+
+def test_a_healthy_image(tmp_path: Path) -> None:
+    image = fill(tmp_path, health_data=health(), bench_data=support.bench())
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in (
+        image["name"],
+        image["manifest_digest"],
+        "517.3 MB compressed",
+        "2.1 GB unpacked",
+        str(tmp_path / "report/index.html"),
+        image["run_line"],
+        "no TPU found",
+    ):
+        assert word in done.stdout
+    assert "import.warm" in (tmp_path / "report/index.html").read_text()
+    assert report_json(tmp_path)["exit_code"] == 0
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("unhealthy", 1), ("unjudged", 2), ("device", 3)])
+def test_the_exit_code_is_the_verdict(tmp_path: Path, verdict: str, code: int) -> None:
+    fill(tmp_path, health_data=health(verdict, code))
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == code
+    assert f"health:  {verdict}" in done.stdout
+
+
+def test_no_health_yet(tmp_path: Path) -> None:
+    fill(tmp_path)
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "The verb smoke has not run for this image." in done.stdout
+    assert "The verb bench has not run for this image." in done.stdout
+    page = (tmp_path / "report/index.html").read_text()
+    assert "Not judged" in page
+    assert "passed" not in page.partition("<main>")[2].partition("<footer>")[0]
+
+
+def test_health_of_another_image_does_not_count(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health(), bench_data=support.bench(), digest=OTHER)
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "was of another image, sha256:000000000000, and does not count" in done.stdout
+    found = report_json(tmp_path)
+    assert found["health"] == {
+        "state": "stale",
+        "why": "the last run of smoke was of another image, sha256:000000000000, and does not "
+        "count",
+        "data": None,
+    }
+    assert "import.warm" not in (tmp_path / "report/index.html").read_text()
+
+
+def test_health_that_was_edited_does_not_count(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health("unhealthy", 1))
+    path = tmp_path / "health/runtime-py311/health.json"
+    path.write_text(path.read_text().replace("unhealthy", "healthy"))
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "health.json was changed after the run that made it" in done.stdout
+
+
+def test_health_without_its_record_does_not_count(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health())
+    (tmp_path / "health/runtime-py311/run.json").unlink()
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "is not whole" in done.stdout
+
+
+def test_no_image(tmp_path: Path) -> None:
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "nothing to report: the image runtime-py311 was not baked" in done.stderr
+    assert "forge bake" in done.stderr
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", '{"schema": "tpuforge.image/1"}', '{"schema": "x"}'])
+def test_a_damaged_image_record(tmp_path: Path, text: str) -> None:
+    fill(tmp_path)
+    (tmp_path / "images/runtime-py311/image.json").write_text(text)
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "image.json is damaged" in done.stderr
+
+
+def test_another_flavour_was_asked_for(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health())
+    done = forge("release.report", "--flavour", "dev", out=tmp_path)
+    assert done.returncode == 2
+    assert "runtime-py311 was baked from the flavour runtime" in done.stderr
+
+
+def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health())
+    result = {
+        "schema": "tpuforge.result/1",
+        "verb": "bake",
+        "status": "done",
+        "seconds": 44.0,
+        "summary": "baked it",
+        "notes": ["the base has drifted"],
+        "exit_code": 0,
+    }
+    support.write(tmp_path / "results/bake.json", result)
+    failed = {
+        "schema": "tpuforge.result/1",
+        "verb": "bench",
+        "status": "failed",
+        "seconds": 1.0,
+        "error": {"found": "the engine is gone", "exit_code": 2},
+        "exit_code": 2,
+    }
+    support.write(tmp_path / "results/bench.json", failed)
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 0
+    assert "bake: The base has drifted." in done.stdout
+    assert "bench: The engine is gone." in done.stdout
+    page = (tmp_path / "report/index.html").read_text()
+    assert "baked it" in page
+    assert "44.0 s" in page
+
+
+def test_json_for_machines(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health())
+    done = forge("release.report", "--json", out=tmp_path)
+    data = json.loads(done.stdout)["data"]
+    assert data["tiers"]["static"] == "passed"
+    assert data["tiers"]["device"] == "not run"
+    assert data["run_line"] == support.IMAGE["run_line"]
+
+
+def test_a_folder_with_spaces_and_other_letters(tmp_path: Path) -> None:
+    out = tmp_path / "Übung mit Leerzeichen"
+    fill(out, health_data=health())
+    assert forge("release.report", out=out).returncode == 0
+    assert (out / "report/index.html").is_file()
