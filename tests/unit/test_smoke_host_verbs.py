@@ -1,0 +1,273 @@
+"""The verbs smoke and bench over a Docker client made here: calls, exit codes, what is cached."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import smoke_host_support as support
+from smoke_host_support import CONFIG, DIGEST, calls, fake_engine, fill, forge, health
+
+PLAIN = ("--tier", "static,import")
+
+
+def runs(client: Path) -> list[list[str]]:
+    return [words for words in calls(client) if words[0] == "run"]
+
+
+def test_a_healthy_image_and_how_it_was_run(tmp_path: Path) -> None:
+    out = tmp_path / "out, with a comma and Ümlaut"
+    fill(out)
+    client = fake_engine(out, tmp_path / "client", report=health())
+    done = forge("smoke.health", *PLAIN, "--target", "v6e:2x2", out=out)
+    assert done.returncode == 0, done.stderr
+    assert "is healthy" in done.stdout
+    assert "no TPU found" in done.stdout
+    (words,) = runs(client)
+    for flag in ("--rm", "--init", "--network=none", "--read-only", "no-new-privileges"):
+        assert flag in words
+    assert words[words.index("--cap-drop") + 1] == "ALL"
+    assert words[words.index("--tmpfs") + 1] == "/tmp"
+    assert words[words.index("--memory") + 1] == "6g"
+    mount = next(csv.reader([words[words.index("--mount") + 1]]))
+    assert mount[0] == "type=bind"
+    assert mount[1].startswith(f"source={out}/health/.run-")
+    assert mount[2] == "target=/results"
+    command = words[words.index(DIGEST) + 1 :]
+    assert command[:2] == ["timeout", "--kill-after=10"]
+    assert command[3:8] == ["health", "--tier", "static,import", "--target", "v6e:2x2"]
+    folder = out / "health/runtime-py311"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "health.html",
+        "health.json",
+        "health.xml",
+        "run.json",
+    ]
+    assert list((out / "health").glob(".run-*")) == []
+
+
+def test_an_unhealthy_image_shows_what_failed_and_stays_unhealthy(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health("unhealthy", 1), code=1)
+    for word in ("done", "nothing to do"):
+        done = forge("smoke.health", *PLAIN, out=tmp_path)
+        assert done.returncode == 1
+        assert "failed: import.torch: import.torch holds" in done.stdout
+        assert "undefined symbol: x" in done.stdout
+        assert "mend: forge bake" in done.stdout
+        assert f"smoke: {word} in" in done.stdout
+    assert len(runs(client)) == 1
+
+
+def test_unchanged_needs_no_engine_and_says_why(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health())
+    assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
+    (client / "docker").unlink()
+    started = time.monotonic()
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert time.monotonic() - started < 3
+    assert done.returncode == 0
+    assert "same image, simulator and options as in the last run" in done.stdout
+
+
+@pytest.mark.parametrize("change", ["options", "image", "again", "edited", "unjudged"])
+def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
+    fill(tmp_path)
+    code = 2 if change == "unjudged" else 0
+    report = health("unjudged", 2) if code else health()
+    client = fake_engine(
+        tmp_path, tmp_path / "client", report=report, code=code, holds={DIGEST: DIGEST}
+    )
+    arguments = list(PLAIN)
+    assert forge("smoke.health", *arguments, out=tmp_path).returncode == code
+    if change == "options":
+        arguments += ["--target", "v5e:2x2"]
+    elif change == "again":
+        arguments += ["--again"]
+    elif change == "image":
+        other = "sha256:" + "11" * 32
+        support.write(
+            tmp_path / "images/runtime-py311/image.json",
+            {**support.IMAGE, "manifest_digest": other},
+        )
+        support.write(
+            client / "play.json", {"holds": {other: other}, "report": report, "code": code}
+        )
+    elif change == "edited":
+        path = tmp_path / "health/runtime-py311/health.json"
+        path.write_text(path.read_text() + " ")
+    assert forge("smoke.health", *arguments, out=tmp_path).returncode == code
+    assert len(runs(client)) == 2
+
+
+def layout(out: Path) -> dict[str, object]:
+    """A tiny OCI layout, and image.json for it."""
+    folder = out / "images/runtime-py311/oci/blobs/sha256"
+    folder.mkdir(parents=True)
+
+    def blob(data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        (folder / digest).write_bytes(data)
+        return f"sha256:{digest}"
+
+    config, layer = blob(b"{}"), blob(b"layer")
+    manifest = {
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {"digest": config},
+        "layers": [{"digest": layer}],
+    }
+    digest = blob(json.dumps(manifest).encode())
+    image = {**support.IMAGE, "manifest_digest": digest, "config_digest": config}
+    support.write(out / "images/runtime-py311/image.json", image)
+    return image
+
+
+def test_an_image_that_the_engine_lacks_is_loaded(tmp_path: Path) -> None:
+    image = layout(tmp_path)
+    digest = str(image["config_digest"])  # the classic image store knows this one
+    client = fake_engine(
+        tmp_path, tmp_path / "client", holds={}, loads={digest: digest}, report=health()
+    )
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ["load"] in calls(client)
+    assert digest in runs(client)[0]
+
+
+def test_an_engine_that_holds_other_bytes_is_refused(tmp_path: Path) -> None:
+    layout(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", holds={}, loads={}, report=health())
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 1
+    assert "the engine does not hold tpuforge/runtime:0.2.0-py311 with the digest" in done.stderr
+    assert runs(client) == []
+
+
+def test_a_layout_that_lost_a_blob_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", holds={}, report=health())
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 1
+    assert "is not the OCI layout of" in done.stderr
+    assert runs(client) == []
+
+
+def test_no_image(tmp_path: Path) -> None:
+    for module in ("smoke.health", "smoke.bench"):
+        done = forge(module, out=tmp_path)
+        assert done.returncode == 2
+        assert "the image runtime-py311 was not baked" in done.stderr
+        assert "mend:     forge bake" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "exit_code"),
+    [
+        (124, "was not done after 1200 s and was ended", 2),
+        (125, "the engine could not run the container", 2),
+        (127, "the image has no command health", 1),
+        (137, "most likely for want of memory", 2),
+        (0, "left no report of that", 2),
+    ],
+)
+def test_a_container_that_did_not_do_its_work(
+    tmp_path: Path, code: int, message: str, exit_code: int
+) -> None:
+    fill(tmp_path)
+    fake_engine(tmp_path, tmp_path / "client", code=code)
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == exit_code
+    assert message in done.stderr
+    assert "some output" in done.stderr
+    assert not (tmp_path / "health/runtime-py311").exists()
+
+
+def test_a_report_that_contradicts_the_exit_code_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    fake_engine(tmp_path, tmp_path / "client", report=health(), code=1)
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 2
+    assert "it says exit code 0" in done.stderr
+
+
+@pytest.mark.parametrize("tiers", ["static,nonsense", ","])
+def test_tiers_that_do_not_exist(tmp_path: Path, tiers: str) -> None:
+    fill(tmp_path)
+    done = forge("smoke.health", "--tier", tiers, out=tmp_path)
+    assert done.returncode == 2
+    assert "tier" in done.stderr
+
+
+def test_a_run_that_is_told_to_stop_removes_its_container(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=60)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN],
+        env=support.verb_env(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not (client / "running").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=30) == 130
+    finally:
+        running.kill()
+    (words,) = runs(client)
+    name = words[words.index("--name") + 1]
+    assert ["rm", "--force", name] in calls(client)
+    assert list((tmp_path / "health").glob(".run-*")) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((client / "running").read_text()), 0)
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    fill(tmp_path)
+    old = tmp_path / "health/.run-old/results"
+    old.mkdir(parents=True)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health(), left=["c0ffee"])
+    assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
+    assert ["rm", "--force", "c0ffee"] in calls(client)
+    assert not old.exists()
+
+
+def test_an_image_by_reference_gets_its_own_folder(tmp_path: Path) -> None:
+    other = "sha256:" + "77" * 32
+    client = fake_engine(
+        tmp_path, tmp_path / "client", holds={"some/image:1": other, other: other}, report=health()
+    )
+    done = forge("smoke.health", *PLAIN, "--image-ref", "some/image:1", out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert other in runs(client)[0]
+    assert (tmp_path / "health/ref-777777777777/health.json").is_file()
+    done = forge("smoke.health", *PLAIN, "--image-ref", "none", out=tmp_path)
+    assert done.returncode == 2
+    assert "the engine holds no image none" in done.stderr
+
+
+def test_the_users_docker_settings_change_nothing(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health())
+    done = forge("smoke.health", *PLAIN, out=tmp_path, DOCKER_HOST="tcp://poison:1")
+    assert done.returncode == 0
+    hosts = [json.loads(line)["host"] for line in (client / "calls.jsonl").read_text().splitlines()]
+    assert set(hosts) == {"unix:///nowhere.sock"}
+
+
+def test_the_config_digest_will_do(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", holds={CONFIG: CONFIG}, report=health())
+    assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
+    assert CONFIG in runs(client)[0]
