@@ -46,7 +46,7 @@ def read_lock(path: Path) -> list[Locked]:
     Raises:
         ForgeError: If the file is missing, or any line is not a hashed pin; exit code 1.
     """
-    mend = "forge lock"
+    mend = "./forge lock"
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -124,7 +124,7 @@ def read_digests(path: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ForgeError(
-            f"{path.name}: there is no such digest table", expected=str(path), mend="forge lock"
+            f"{path.name}: there is no such digest table", expected=str(path), mend="./forge lock"
         ) from error
     table: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):

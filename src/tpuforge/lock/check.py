@@ -21,7 +21,9 @@ from packaging.version import Version
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import (
+    LOCK_DIR,
     TORCH_METADATA,
+    check_flavour,
     constraints,
     existing,
     flavours,
@@ -30,6 +32,8 @@ from tpuforge.lock.inputs import (
     lock_path,
     metadata_fields,
     read_head,
+    read_input,
+    render,
     torch_wheel,
     wheel_metadata,
 )
@@ -153,11 +157,9 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
 def _chosen(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[str, str]]:
     """The locks whose freshness is proven: what was asked for, and what every image needs."""
     if flavour == "all" or python == "all":
-        return [
-            (name, number)
-            for name, number in existing()
-            if flavour in (None, "all", name) and python in (None, "all", number)
-        ]
+        names = flavours() if flavour in (None, "all") else [check_flavour(str(flavour))]
+        pythons = pins.pythons if python in (None, "all") else [pins.python(python)]
+        return [target for target in existing() if target[0] in names and target[1] in pythons]
     asked = targets(pins, flavour or pins.default_flavour, python or pins.default_python)
     beside = [(name, asked[0][1]) for name in _BESIDE if name in flavours()]
     return list(dict.fromkeys([*asked, *beside]))
@@ -188,7 +190,7 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
     """
     path = lock_path(flavour, python)
     file = f"lock/{path.name}"
-    again = f"forge lock --flavour {flavour} --python {python}"
+    again = f"./forge lock --flavour {flavour} --python {python}"
     if not path.exists():
         raise ForgeError(
             f"{file}: there is no such lock",
@@ -196,20 +198,22 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
             mend=again,
         )
     try:
-        key = inputs_key(pins, flavour, python)
+        read_input(LOCK_DIR / f"{flavour}.in", constraints(pins))
     except ForgeError as error:
-        if error.exit_code != Exit.FAULT:
-            raise
-        where, _, what = error.found.partition(": ")
-        return [Fault(f"lock/{where}", "", "input", what or error.found, error.mend)]
+        where, _, what = error.found.partition(", ")
+        return [Fault(f"lock/{where}", "", "input", what, error.mend)]
     try:
         packages = read_lock(path)
     except ForgeError as error:
         return [Fault(file, "", "format", error.found.removeprefix(f"{path.name}, "), again)]
+    try:
+        key = inputs_key(pins, flavour, python, [package.name for package in packages])
+    except ForgeError as error:
+        return [Fault(file, "torch", "table", error.found, error.mend)]
     head = read_head(path.read_text(encoding="utf-8"))
     faults = []
     if not head.intact:
-        what = "its content is not what forge lock wrote: it was edited by hand"
+        what = "its content is not what ./forge lock wrote: it was edited by hand"
         faults.append(Fault(file, "", "edited", what, again))
     if head.inputs != key:
         what = f"lock/{flavour}.in, the pins or the table of torch changed since it was written"
@@ -286,7 +290,8 @@ class _Proofs:
     def _key(self, flavour: str, python: str) -> str:
         path = lock_path(flavour, python)
         text = path.read_text(encoding="utf-8")
-        return sha256_text(self._machinery, inputs_key(self._pins, flavour, python), text)
+        inputs = inputs_key(self._pins, flavour, python, constraints(self._pins))
+        return sha256_text(self._machinery, inputs, text)
 
     def of(self, flavour: str, python: str) -> dict[str, Any]:
         """The proof of a lock, if there is one and nothing that it depends on changed."""
@@ -342,7 +347,11 @@ def _prove(
             faults.append(Fault(f"lock/{path.name}", "", "fresh", error.found, error.mend))
             continue
         changes = describe_changes(read_lock(path), fresh.packages)
-        mend = f"check the index {source.name}; if right: forge lock --renew, git diff lock/"
+        names = [package.name for package in fresh.packages]
+        text = render(fresh.packages, inputs_key(pins, flavour, python, names), python)
+        if not changes and text != path.read_text(encoding="utf-8"):
+            changes = ["it names the right packages in other bytes than ./forge lock writes"]
+        mend = f"check the index {source.name}; if right: ./forge lock --renew, git diff lock/"
         faults += [Fault(f"lock/{path.name}", "", "fresh", what, mend) for what in changes]
         if not changes:
             proofs.add(flavour, python, fresh.way, source.name, time.monotonic() - started)

@@ -29,7 +29,11 @@ TORCH_DIGESTS = LOCK_DIR / "torch-cpu.sha256"
 TORCH_METADATA = LOCK_DIR / "torch-cpu.metadata"
 _FORMAT = "tpuforge.lock/1"
 
-_CUDA = re.compile(r"(nvidia|cuda|cupy|triton|pytorch-triton|torch-cuda)(-.*|\d.*|)|.*-cu1\d(-.*|)")
+_CUDA = re.compile(
+    r"(nvidia|cupy|triton|pytorch-triton)(-.*|\d.*)?"  # nvidia-nccl-cu12, cupy-cuda12x, triton
+    r"|(.*-)?cuda[0-9a-z]*(-.*)?"  # cuda-bindings, jax-cuda13-plugin
+    r"|.*-cu1\d(-.*)?"  # cudf-cu12
+)
 _HEAD = re.compile(r"# (?P<what>inputs|content) sha256:(?P<digest>[0-9a-f]{64})")
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _FIELDS = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra")
@@ -171,7 +175,7 @@ def read_input(path: Path, pinned: Iterable[str]) -> list[Requirement]:
         found[name] = requirement
     if not found:
         raise ForgeError(
-            f"{path.name} names no package",
+            f"{path.name}, line 1: it names no package",
             expected="one package per line",
             mend=f"edit lock/{path.name}",
             exit_code=Exit.FAULT,
@@ -305,13 +309,15 @@ def write_standin(wheel: TorchWheel, folder: Path) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def inputs_key(pins: Pins, flavour: str, python: str) -> str:
+def inputs_key(pins: Pins, flavour: str, python: str, reached: Iterable[str]) -> str:
     """The number that names everything a lock is made from.
 
     Args:
         pins: The pins.
         flavour: Such as ``runtime``.
         python: ``X.Y``.
+        reached: Canonical names of the packages in the lock: a pin of a package that is not among
+            them has no part in it, so a new torch leaves the lock of the tools alone.
 
     Returns:
         64 hex digits; another one as soon as an input, a pin that matters, the digest of torch or
@@ -321,23 +327,17 @@ def inputs_key(pins: Pins, flavour: str, python: str) -> str:
         ForgeError: If the input or the table is bad.
     """
     decided = constraints(pins)
-    torch = torch_wheel(pins, python)
     names = read_input(LOCK_DIR / f"{flavour}.in", decided)
-    return sha256_text(
-        _FORMAT,
-        python,
-        pins.platform,
-        pins.cutoff.isoformat(),
-        *sorted(str(requirement) for requirement in names),
-        *(f"{name}=={version}" for name, version in sorted(decided.items())),
-        torch.file,
-        torch.sha256,
-        *(
-            f"{field}: {value}"
-            for field in _FIELDS
-            for value in metadata_fields(torch.metadata)[field]
-        ),
-    )
+    parts = [_FORMAT, python, pins.platform, pins.cutoff.isoformat()]
+    parts += sorted(str(requirement) for requirement in names)
+    present = sorted(decided.keys() & set(reached))
+    parts += [f"{name}=={decided[name]}" for name in present]
+    if "torch" in present:
+        torch = torch_wheel(pins, python)
+        fields = metadata_fields(torch.metadata)
+        parts += [torch.file, torch.sha256]
+        parts += [f"{field}: {value}" for field in _FIELDS for value in fields[field]]
+    return sha256_text(*parts)
 
 
 def render(packages: Iterable[Locked], key: str, python: str) -> str:

@@ -15,13 +15,17 @@ from pathlib import Path
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import (
+    LOCK_DIR,
     check_flavour,
+    constraints,
     existing,
     flavours,
     inputs_key,
     lock_path,
     read_head,
+    read_input,
     render,
+    torch_wheel,
 )
 from tpuforge.lock.resolver import WAYS, Job, resolve, verify, workspace
 from tpuforge.lock.sources import Source, read_source
@@ -79,13 +83,15 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
     chosen = targets(pins, options.flavour, options.python)
     # every input is read before the first package is asked for
-    keys = {target: inputs_key(pins, *target) for target in chosen}
+    for flavour, python in chosen:
+        read_input(LOCK_DIR / f"{flavour}.in", constraints(pins))
+        torch_wheel(pins, python)
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
     results = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
-        for target, key in keys.items():
-            results.append(_one(Job(pins, *target, source), key, options, progress))
+        for target in chosen:
+            results.append(_one(Job(pins, *target, source), options, progress))
     written = [result["file"] for result in results if result["changed"]]
     summary = (
         f"wrote {', '.join(map(str, written))}; review it: git diff lock/"
@@ -110,12 +116,12 @@ def say_ignored(source: Source, progress: Progress) -> None:
         )
 
 
-def _one(job: Job, key: str, options: argparse.Namespace, progress: Progress) -> dict[str, object]:
+def _one(job: Job, options: argparse.Namespace, progress: Progress) -> dict[str, object]:
     path = lock_path(job.flavour, job.python)
     with progress.step(f"resolving {job.what}"):
         job.probe()
         fresh = resolve(job, way=options.way)
-    text = render(fresh.packages, key, job.python)
+    text = render(fresh.packages, _key(job, fresh.packages), job.python)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     result: dict[str, object] = {
         "flavour": job.flavour,
@@ -130,7 +136,7 @@ def _one(job: Job, key: str, options: argparse.Namespace, progress: Progress) ->
         return result
     known = _trusted(path, before)
     if known and not options.renew:
-        same_inputs = read_head(before).inputs == key
+        same_inputs = read_head(before).inputs == _key(job, known)
         _refuse_contradiction(path, known, fresh.packages, same_inputs, job.source.name)
     new = [p for p in fresh.packages if p not in known and p.name != "torch" and not _held(p)]
     if new:
@@ -139,6 +145,10 @@ def _one(job: Job, key: str, options: argparse.Namespace, progress: Progress) ->
             progress.advance(count)
     write_atomic(path, text)
     return result
+
+
+def _key(job: Job, packages: Sequence[Locked]) -> str:
+    return inputs_key(job.pins, job.flavour, job.python, [p.name for p in packages])
 
 
 def _trusted(path: Path, text: str) -> list[Locked]:
@@ -178,7 +188,7 @@ def _refuse_contradiction(
             f"{index} contradicts {path.name}: {'; '.join(changes)}",
             expected="the same result, since neither the inputs nor these releases changed",
             mend="check which index pip is set to (pip config list); "
-            f"if it is right: forge lock --renew, then git diff lock/{path.name}",
+            f"if it is right: ./forge lock --renew, then git diff lock/{path.name}",
             exit_code=Exit.FAULT,
         )
 

@@ -162,13 +162,15 @@ def _environment(python: str, interpreter: Path, source: Source) -> Path:
             expected=str(lock),
             mend="run it with another Python, such as python3.11",
         )
-    key = sha256_text(lock.read_text(encoding="utf-8"), str(interpreter.resolve()))[:16]
+    packages = (f"{package.name} {package.sha256}" for package in read_lock(lock))
+    key = sha256_text(str(interpreter.resolve()), *packages)[:16]
     place = out_dir() / "lock" / f"tools-py{python.replace('.', '')}-{key}"
     made = place / "bin" / "python"
     done = place / "made"
     if done.exists():
         return made
-    shutil.rmtree(place, ignore_errors=True)
+    for old in place.parent.glob(f"tools-py{python.replace('.', '')}-*"):
+        shutil.rmtree(old, ignore_errors=True)
     run(
         [interpreter, "-I", "-m", "venv", str(place)],
         timeout=120,

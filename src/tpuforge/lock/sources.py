@@ -43,7 +43,7 @@ print(json.dumps(found).encode().hex())
 _UNREACHABLE = re.compile(
     r"Retrying \(|ConnectionError|NewConnectionError|ConnectTimeout|ReadTimeout|Max retries"
     r"|Temporary failure in name resolution|Name or service not known|Connection refused"
-    r"|Failed to fetch|error sending request|dns error|operation timed out|SSLError"
+    r"|error sending request|dns error|operation timed out|SSLError|HTTP status server error"
     r"|CERTIFICATE_VERIFY_FAILED|(?:40[137]|429|50\d) (?:Client|Server) Error",
 )
 

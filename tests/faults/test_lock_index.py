@@ -1,0 +1,210 @@
+"""What an index, and a user's pip configuration, may and may not do to a lock."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from lock_support import Checkout, Index, checkout, good_index, wheel_bytes
+from tpuforge.lockfile import read_digests, read_lock
+
+RUNTIME = ("--flavour", "runtime")
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout whose runtime lock was written from the good index."""
+    made = checkout(tmp_path_factory.mktemp("locked"), small=True)
+    with good_index() as index:
+        done = made.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture
+def own(locked: Checkout, tmp_path: Path) -> Checkout:
+    """A copy of that checkout, without its proofs."""
+    made = Checkout(tmp_path / locked.root.name)
+    shutil.copytree(locked.root, made.root)
+    return made
+
+
+def test_lock_holds_one_file_for_the_target_and_names_no_host(locked: Checkout) -> None:
+    text = locked.runtime.read_text(encoding="utf-8")
+    packages = {p.name: p for p in read_lock(locked.runtime)}
+    assert {name: p.version for name, p in packages.items()} == {
+        "alpha": "1.0",  # 1.1 is yanked, 1.2 was uploaded after the cutoff
+        "filelock": "3.0",
+        "libtpu": "0.0.52",  # the pins', not the newest
+        "torch": "2.13.0+cpu",
+        "torch-tpu": "0.2.0",
+    }
+    with good_index() as index:
+        best = next(e for e in index.pages["alpha"] if "311-manylinux_2_28" in e["filename"])
+    assert packages["alpha"].sha256 == best["hashes"]["sha256"]
+    table = read_digests(locked.lock / "torch-cpu.sha256")
+    assert (
+        packages["torch"].sha256 == table["torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"]
+    )
+    assert "127.0.0.1" not in text
+    assert "Zoë" not in text
+
+
+def test_poisoned_settings_change_no_byte(own: Checkout, tmp_path: Path) -> None:
+    before = own.runtime.read_bytes()
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "alpha-99.0-py3-none-any.whl").write_bytes(
+        wheel_bytes("alpha", "99.0", "py3-none-any")
+    )
+    (tmp_path / "cap").write_text("alpha<0.5\nfilelock<1\n", encoding="utf-8")
+    poison = Index()
+    poison.add("alpha", "99.0")
+    with good_index() as index, poison:
+        env = {
+            "PIP_INDEX_URL": index.url,
+            "PIP_EXTRA_INDEX_URL": poison.url,
+            "PIP_FIND_LINKS": str(links),
+            "PIP_CONSTRAINT": str(tmp_path / "cap"),
+            "PIP_PRE": "1",
+            "UV_INDEX": poison.url,
+            "UV_EXTRA_INDEX_URL": poison.url,
+            "UV_CONSTRAINT": str(tmp_path / "cap"),
+        }
+        for way in ("pip-tools", "uv"):
+            done = own.run("resolve", *RUNTIME, "--way", way, **env)
+            assert done.returncode == 0, done.stderr
+            assert "constraint, extra-index-url, find-links" in done.stderr
+            assert own.runtime.read_bytes() == before
+        assert poison.asked == []
+
+
+def test_another_index_cannot_rewrite_a_lock(own: Checkout) -> None:
+    before = own.runtime.read_bytes()
+    confusing, tampering = good_index(), good_index()
+    confusing.add("alpha", "99.0")
+    for page in tampering.pages.pop("filelock"):
+        tampering.add("filelock", "3.0", mark="typing-extensions; sys_platform == 'never'")
+        assert tampering.pages["filelock"][0]["hashes"] != page["hashes"]
+    for index, words in (
+        (confusing, "alpha is locked at 1.0, the index gives 99.0"),
+        (tampering, "filelock has another digest"),
+    ):
+        with index:
+            done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+            assert done.returncode == 1
+            assert words in done.stderr
+            assert "--renew" in done.stderr
+            assert own.runtime.read_bytes() == before
+    # another file under a known release is refused even when an input did change
+    (own.lock / "runtime.in").write_text("alpha\nlibtpu\ntorch\ntorch-tpu\n", encoding="utf-8")
+    with tampering:
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=tampering.url)
+    assert done.returncode == 1
+    assert "filelock 3.0 has another file" in done.stderr
+    with confusing:
+        done = own.run("resolve", *RUNTIME, "--renew", PIP_INDEX_URL=confusing.url)
+    assert done.returncode == 0, done.stderr
+    assert "alpha==99.0" in own.runtime.read_text(encoding="utf-8")
+
+
+def test_listed_file_that_is_missing_or_other_never_enters_a_lock(own: Checkout) -> None:
+    own.runtime.unlink()
+    with good_index() as index:
+        file = "filelock-3.0-py3-none-any.whl"
+        # metadata comes from the listing's own file, so that only the bytes are in question
+        for entry in index.pages["filelock"]:
+            entry["core-metadata"] = True
+        index.files[f"{file}.metadata"] = b"Metadata-Version: 2.1\nName: filelock\nVersion: 3.0\n"
+        right = index.files.pop(file)
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 2, done.stderr
+        assert "lists a file that is not there" in done.stderr
+        assert file in done.stderr
+        assert not own.runtime.exists()
+        index.files[file] = right + b" "
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 1, done.stderr
+        assert "serves other bytes than it lists" in done.stderr
+        assert not own.runtime.exists()
+
+
+def test_package_that_brings_cuda_is_refused(own: Checkout) -> None:
+    with good_index() as index:
+        index.pages["alpha"].clear()
+        index.add("alpha", "1.0", requires=("nvidia-nccl",))
+        index.add("nvidia-nccl", "2.0")
+        for way in ("pip-tools", "uv"):
+            done = own.run("resolve", *RUNTIME, "--renew", "--way", way, PIP_INDEX_URL=index.url)
+            assert done.returncode == 1
+            assert "nvidia-nccl" in done.stderr
+            assert "a closure without CUDA" in done.stderr
+
+
+def test_index_without_upload_times_is_refused(own: Checkout) -> None:
+    with good_index(upload_times=False) as index:
+        for way in ("pip-tools", "uv"):
+            done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+            assert done.returncode == 1, done.stderr
+            assert "upload" in done.stderr
+
+
+def test_unreachable_index_is_named_within_seconds(own: Checkout) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can answer there
+        url = f"http://someone:secret@127.0.0.1:{taken.getsockname()[1]}/simple"
+        started = time.monotonic()
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=url)
+        assert time.monotonic() - started < 15
+        assert done.returncode == 2
+        assert "127.0.0.1" in done.stderr
+        assert "cannot be reached" in done.stderr
+        assert "secret" not in done.stdout + done.stderr
+        check = own.run("check", "--json", PIP_INDEX_URL=url)
+        assert check.returncode == 2, check.stdout
+        assert "secret" not in check.stdout + check.stderr
+        result = json.loads(check.stdout)
+        assert "cannot be reached" in result["data"]["not_judged"]
+        assert result["data"]["faults"] == []
+
+
+def test_proof_is_kept_until_something_changes(own: Checkout) -> None:
+    with good_index() as index:
+        first = own.run("check", PIP_INDEX_URL=index.url)
+        assert first.returncode == 0, first.stdout + first.stderr
+    # the index is gone now
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    started = time.monotonic()
+    again = own.run("check", **nowhere)
+    assert time.monotonic() - started < 2
+    assert again.returncode == 0
+    assert "nothing to do" in again.stdout
+    assert "no input, pin or lock changed since the proof" in again.stdout
+    pins = own.lock / "pins.toml"
+    text = pins.read_text(encoding="utf-8").replace("2026-11-30T00:00:00Z", "2026-11-29T00:00:00Z")
+    pins.write_text(text, encoding="utf-8")
+    stale = own.run("check", **nowhere)
+    assert stale.returncode == 1
+    assert "runtime-py311.txt: [stale]" in stale.stdout
+
+
+def test_check_finds_what_the_index_has_and_the_lock_has_not(own: Checkout) -> None:
+    with good_index() as index:
+        index.add("alpha", "1.5")
+        done = own.run("check", PIP_INDEX_URL=index.url)
+    assert done.returncode == 1
+    assert "alpha is locked at 1.0, the index gives 1.5" in done.stdout
+    assert "[fresh]" in done.stdout
+
+
+def test_lock_is_the_same_from_an_index_without_digests(own: Checkout) -> None:
+    before = own.runtime.read_bytes()
+    with good_index(digests=False) as index:
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    assert own.runtime.read_bytes() == before
