@@ -9,6 +9,7 @@ machine. ``docs/base.md`` tells more.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import tarfile
@@ -239,7 +240,9 @@ def _make(
         debs, drift = _drifted(suite, lock, progress)
     base = out_dir() / "base"
     for old in base.glob(".work-*"):
-        remove_tree(old)
+        # a killed run's mmdebstrap may still be writing there; the next run clears it then
+        with contextlib.suppress(OSError):
+            remove_tree(old)
     base.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".work-", dir=base))
     try:

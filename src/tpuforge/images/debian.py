@@ -421,14 +421,20 @@ class Apt:
         self._folder = folder
         for name in ("lists/partial", "archives/partial"):
             (folder / name).mkdir(parents=True, exist_ok=True)
+        # proxies and mirrors may be written with their passwords
+        folder.chmod(0o700)
         (folder / "status").write_bytes(b"")
         (folder / "sources.list").write_text(sources, encoding="utf-8")
         self._config = folder / "apt.conf"
         self._config.write_text(self._settings(patience), encoding="utf-8")
 
     def _settings(self, patience: int) -> str:
-        dump = run(["apt-config", "dump"], timeout=30, doing="reading apt's configuration").output
-        reach = [line for line in dump.splitlines() if line.startswith("Acquire::")]
+        # by way of a file: what run() returns has lost the passwords of proxies
+        dump = self._folder / "host.conf"
+        show = ["sh", "-c", 'exec apt-config dump >"$1"', "sh", dump]
+        run(show, timeout=30, doing="reading apt's configuration", mend="install apt")
+        lines = dump.read_text(encoding="utf-8", errors="replace").splitlines()
+        reach = [line for line in lines if line.startswith("Acquire::")]
         here = str(self._folder).replace('"', '\\"')
         own = {
             "Dir": here,
@@ -718,13 +724,14 @@ def flat_repository(debs: Sequence[Deb], folder: Path) -> str:
     Raises:
         ForgeError: If dpkg-deb cannot read one.
     """
+    show = 'set -e; for deb; do dpkg-deb --field "$deb" ' + " ".join(_INDEXED) + "; echo; done"
+    stored = [str(deb.stored) for deb in debs]
+    fields = run(["sh", "-c", show, "sh", *stored], timeout=300, doing="reading Debian packages")
     index = []
-    for deb in debs:
+    for deb, control in zip(debs, fields.output.strip().split("\n\n"), strict=True):
         # a name without '%': apt would take it for an escape
         link = folder / f"{deb.sha256}.deb"
         os.link(deb.stored, link)
-        argv = ["dpkg-deb", "--field", str(deb.stored), *_INDEXED]
-        control = run(argv, timeout=60, doing=f"reading {deb.file}").output
         index.append(
             f"{control.strip()}\nFilename: ./{link.name}\n"
             f"Size: {link.stat().st_size}\nSHA256: {deb.sha256}\n"

@@ -1,0 +1,43 @@
+"""Two builds of the base agree in every byte, whatever the folder, umask, zone and locale."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from base_support import DEAD, base, borrow_debs, environment
+from tpuforge.paths import ROOT, out_dir
+
+
+@pytest.mark.slow
+def test_a_second_build_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
+    real = Path(os.environ.get("TPUFORGE_OUT") or out_dir())
+    code, output = base(environment(ROOT, real), timeout=900)
+    assert code == 0, output
+    first = json.loads((real / "base" / "bookworm.json").read_text(encoding="utf-8"))
+    if first["drift"]:
+        pytest.fail(f"the base is not the locked one: {first['drift']}")
+
+    out = tmp_path / "ein Ordner, größer"
+    borrow_debs(real, out)
+    # every package is there, so no mirror is needed: the build itself is offline
+    env = environment(ROOT, out, TPUFORGE_DEBIAN_MIRROR=DEAD)
+    env |= {"TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": str(tmp_path), "SOURCE_DATE_EPOCH": "1"}
+    done = subprocess.run(
+        ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-m", "tpuforge.images.base"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    second = json.loads((out / "base" / "bookworm.json").read_text(encoding="utf-8"))
+    assert second == first
+    assert first["unpacked_bytes"] < 200e6

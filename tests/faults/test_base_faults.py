@@ -1,0 +1,196 @@
+"""The base under fire: damaged packages, a mirror that moved on or lies, a kill in the middle.
+
+Only mmdebstrap is a stand-in here (``tests/base_support.py``); apt and the mirror are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from base_support import DEAD, LOCK, base, borrow_debs, checkout, environment, stand_in
+from tpuforge.paths import ROOT, out_dir
+
+
+@pytest.fixture(scope="module")
+def fetched() -> Path:
+    """The project's own out folder, with every locked package in it."""
+    real = Path(os.environ.get("TPUFORGE_OUT") or out_dir())
+    have = {path.parent.name for path in real.glob("debs/*/*.deb")}
+    wanted = set(re.findall(r"^([0-9a-f]{64})  ", LOCK.read_text(encoding="utf-8"), re.MULTILINE))
+    if not wanted <= have:
+        code, output = base(environment(ROOT, real), timeout=600)
+        assert code == 0, output
+    return real
+
+
+def record(out: Path) -> dict[str, object]:
+    found = json.loads((out / "base" / "bookworm.json").read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_base_is_made_once_and_repaired_when_damaged(fetched: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    env = environment(ROOT, out, stand_in(tmp_path / "bin"), TPUFORGE_DEBIAN_MIRROR=DEAD)
+    code, output = base(env)
+    assert code == 0, output
+    first = record(out)
+    code, output = base(env)
+    assert code == 0
+    assert "nothing to do" in output
+    layer = out / str(first["layout"]) / "blobs" / "sha256" / str(first["tar_sha256"])
+    data = bytearray(layer.read_bytes())
+    data[600] ^= 1
+    layer.write_bytes(data)
+    code, output = base(env)
+    assert code == 0
+    assert "the base is damaged, making it again" in output
+    assert record(out) == first
+    assert layer.read_bytes() != bytes(data)
+
+
+def test_a_flipped_byte_in_a_package_is_never_used(fetched: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    deb = next(out.glob("debs/*/hostname_*.deb"))
+    data = bytearray(deb.read_bytes())
+    data[-1] ^= 1
+    deb.unlink()
+    deb.write_bytes(data)
+    env = environment(ROOT, out, stand_in(tmp_path / "bin"), TPUFORGE_DEBIAN_MIRROR=DEAD)
+    started = time.monotonic()
+    code, output = base(env)
+    assert time.monotonic() - started < 60
+    assert code == 2
+    assert re.search(r"hostname_\S+ in out/debs is damaged", output)
+    assert "does not answer" in output
+    assert "set TPUFORGE_DEBIAN_MIRROR" in output
+    assert not (out / "base" / "bookworm.json").exists()
+    # with a mirror that answers, the good file comes back
+    del env["TPUFORGE_DEBIAN_MIRROR"]
+    code, output = base(env)
+    assert code == 0, output
+    assert deb.read_bytes() != bytes(data)
+
+
+def test_a_mirror_that_sends_other_bytes_than_locked_is_refused(
+    fetched: Path, tmp_path: Path
+) -> None:
+    text = re.sub(r"[0-9a-f]{64}(?=  hostname_)", "0" * 64, LOCK.read_text(encoding="utf-8"))
+    root = checkout(tmp_path / "tree", lock=text)
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    code, output = base(environment(root, out, stand_in(tmp_path / "bin")))
+    assert code == 1
+    assert re.search(r"hostname_\S+ from the mirror has the digest [0-9a-f]{64}", output)
+    assert f"{'0' * 64}, as locked" in output
+    assert not list(out.glob("debs/*/hostname_3.23+nmu1_amd64.deb.*"))
+    assert not (out / "debs" / ("0" * 64)).exists()
+
+
+def test_a_version_that_left_the_mirror(fetched: Path, tmp_path: Path) -> None:
+    """A release refuses; the main job takes today's packages and says so, outside the tree."""
+    text = re.sub(
+        r"[0-9a-f]{64}  hostname_[^_]+_", f"{'1' * 64}  hostname_0.1_", LOCK.read_text("utf-8")
+    )
+    root = checkout(tmp_path / "tree", lock=text)
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    env = environment(
+        root, out, stand_in(tmp_path / "bin"), TPUFORGE_DEBIAN_SNAPSHOT="http://127.0.0.1:9"
+    )
+    code, output = base(env, "--release")
+    assert code == 1
+    assert "locked packages can no longer be had: hostname 0.1" in output
+    assert "the snapshot archive does not answer" in output
+    assert not (out / "base" / "bookworm.json").exists()
+
+    code, output = base(env)
+    assert code == 0, output
+    assert "THE BASE IS NOT THE LOCKED ONE" in output
+    drift = record(out)["drift"]
+    assert isinstance(drift, list)
+    assert any(line.startswith("hostname: 0.1 -> ") for line in drift)
+    assert "hostname_0.1_" not in (out / "base" / "bookworm.lock").read_text(encoding="utf-8")
+    assert (root / "lock" / "debian" / "bookworm.lock").read_text(encoding="utf-8") == text
+    result = json.loads((out / "results" / "base.json").read_text(encoding="utf-8"))
+    assert "hostname: 0.1" in result["notes"][0]
+
+    code, output = base(env, "--release")
+    assert code == 1, "a drifted base that is there must not pass for a release"
+
+
+def test_a_base_with_another_package_than_locked_is_refused(fetched: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    more = 'status += "\\n\\nPackage: stowaway\\nStatus: install ok installed\\nVersion: 1\\n"'
+    env = environment(ROOT, out, stand_in(tmp_path / "bin", more), TPUFORGE_DEBIAN_MIRROR=DEAD)
+    code, output = base(env)
+    assert code == 1
+    assert "+stowaway=1" in output
+    assert not (out / "base" / "bookworm.json").exists()
+
+
+def test_mmdebstrap_that_fails_leaves_nothing_behind(fetched: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    env = environment(ROOT, out, stand_in(tmp_path / "bin", 'sys.exit("E: no space left")'))
+    code, output = base(env)
+    assert code == 2
+    assert "E: no space left" in output
+    assert [path.name for path in (out / "base").iterdir()] == ["mmdebstrap.log"]
+
+
+def test_a_killed_build_is_made_again_from_nothing(fetched: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    slow = stand_in(tmp_path / "slow", "open(target, 'wb').write(b'half'); time.sleep(60)")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tpuforge.images.base"],
+        env=environment(ROOT, out, slow),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("base/.work-*/raw.tar")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    child.wait(timeout=10)
+    assert list(out.glob("base/.work-*/raw.tar"))
+    assert not (out / "base" / "bookworm.json").exists()
+    code, output = base(environment(ROOT, out, stand_in(tmp_path / "bin")))
+    assert code == 0, output
+    assert not list(out.glob("base/.work-*"))
+    assert (out / str(record(out)["layout"]) / "index.json").is_file()
+
+
+def test_no_mmdebstrap_and_no_root_names_both_ways(tmp_path: Path) -> None:
+    """Without the right to install it, the message names the package and the other provider."""
+    code = (
+        "import os, sys; os.geteuid = lambda: 1000;"
+        "from tpuforge.images import base, host;"
+        "base.which = lambda name: '';"
+        "sys.exit(base.main([]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(ROOT, tmp_path / "out"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "not installed: mmdebstrap" in done.stderr
+    assert "sudo apt-get install mmdebstrap" in done.stderr
+    assert "docker-image://" in done.stderr

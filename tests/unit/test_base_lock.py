@@ -1,0 +1,144 @@
+"""The Debian lock: its form, its staleness, and what the verb says of a bad one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from base_support import LOCK, base, checkout, environment
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images.debian import (
+    Deb,
+    check_asked,
+    parse_deb,
+    pick_mirror,
+    read_deb_lock,
+    snapshot_of,
+    write_deb_lock,
+)
+from tpuforge.images.debian import Mirror as DebianMirror
+from tpuforge.pins import Suite, load
+
+ZERO = "0" * 64
+
+
+def test_the_committed_lock_is_the_one_of_the_pins() -> None:
+    lock = read_deb_lock(LOCK)
+    check_asked(lock, load().debian["bookworm"], LOCK)
+    assert {deb.name for deb in lock.debs} >= {"libc6", "python3", "usr-is-merged"}
+
+
+def test_a_lock_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    debs = [Deb("login", "1:4.13+dfsg1-1", "amd64", ZERO), Deb("debconf", "1.5.82", "all", ZERO)]
+    write_deb_lock(tmp_path / "x.lock", Suite("bookworm", ("login",)), debs)
+    lock = read_deb_lock(tmp_path / "x.lock")
+    assert lock.debs == tuple(sorted(debs))
+    assert lock.asked == ("login",)
+    assert "login_1%3a4.13+dfsg1-1_amd64.deb" in (tmp_path / "x.lock").read_text()
+
+
+def test_a_package_for_another_machine_has_no_place_in_a_lock() -> None:
+    assert parse_deb("libc6_2.36-9_arm64.deb", ZERO) is None
+    assert parse_deb("libc6_2.36-9_amd64.deb", ZERO) == Deb("libc6", "2.36-9", "amd64", ZERO)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("_amd64.deb", "_arm64.deb"), "is not name_version_arch.deb"),
+        (lambda text: text.replace("# snapshot: ", "# moment: "), "no line '# snapshot: …'"),
+        (lambda text: text.replace("# suite: bookworm", "# suite: trixie"), "the lock of trixie"),
+        (lambda text: text.replace("python3\n# snap", "perl\n# snap"), "(+python3 -perl)"),
+        (lambda text: text[:-80], "is not a line of sha256sum"),
+        (lambda text: text.replace("  bash_", "  dash_"), "dash stands there twice"),
+        (lambda text: "\n".join(ln for ln in text.splitlines() if "  python3_" not in ln),
+         "does not hold python3"),
+    ],
+)  # fmt: skip
+def test_a_bad_lock_is_refused_with_exit_code_1(tmp_path: Path, change, said: str) -> None:  # type: ignore[no-untyped-def]
+    root = checkout(tmp_path / "tree", lock=change(LOCK.read_text(encoding="utf-8")))
+    code, output = base(environment(root, tmp_path / "out"))
+    assert code == 1
+    assert said in output
+    assert "mend:" in output
+    assert not (tmp_path / "out" / "base").exists()
+
+
+def test_a_missing_lock_names_the_command_that_writes_it(tmp_path: Path) -> None:
+    root = checkout(tmp_path / "tree")
+    (root / "lock" / "debian" / "bookworm.lock").unlink()
+    code, output = base(environment(root, tmp_path / "out"))
+    assert code == 2
+    assert "python -m tpuforge.images.base --relock" in output
+
+
+def test_an_unknown_suite_is_refused(tmp_path: Path) -> None:
+    code, output = base(environment(LOCK.parents[2], tmp_path / "out"), "--suite", "sarge")
+    assert code == 2
+    assert "no suite 'sarge'" in output
+    assert "bookworm" in output
+
+
+ONE_LINE = """
+# deb http://wrong.example/debian bookworm main
+deb cdrom:[Debian]/ bookworm main
+deb [arch=amd64 signed-by=/k.gpg] http://a.example/debian/ bookworm main contrib
+deb-src http://b.example/debian bookworm main
+deb http://c.example/debian-security bookworm-security main
+"""
+DEB822 = """
+Types: deb
+Enabled: no
+URIs: http://off.example/debian
+Suites: bookworm
+Components: main
+
+Types: deb deb-src
+# a comment
+URIs: http://a.example/debian/
+Suites: bookworm
+ bookworm-updates
+Components: main
+
+Types: deb
+URIs: http://c.example/debian-security
+Suites: bookworm-security
+Components: main
+"""
+
+
+@pytest.mark.parametrize("text", [ONE_LINE, DEB822])
+def test_the_mirror_of_the_machine_is_found_in_both_formats(text: str) -> None:
+    found = pick_mirror(text, ("bookworm", "stable"), "here")
+    assert found is not None
+    assert found.main == "http://a.example/debian"
+    assert found.security == "http://c.example/debian-security"
+
+
+def test_sources_of_another_distribution_name_no_mirror() -> None:
+    text = "deb http://archive.example/ubuntu noble main\n"
+    assert pick_mirror(text, ("bookworm", "stable"), "here") is None
+
+
+def test_the_snapshot_archive_is_named_by_setting_or_domain(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.delenv("TPUFORGE_DEBIAN_SNAPSHOT", raising=False)
+    stamp = "20261130T000000Z"
+    found = snapshot_of(DebianMirror("http://ftp.xx.example.org/debian", "", ""), stamp)
+    assert found is not None
+    assert found.main == f"http://snapshot.example.org/archive/debian/{stamp}"
+    assert "check-valid-until=no" in found.options
+    assert snapshot_of(DebianMirror("http://192.0.2.1/debian", "", ""), stamp) is None
+    assert snapshot_of(DebianMirror("file:///srv/debian", "", ""), stamp) is None
+    monkeypatch.setenv("TPUFORGE_DEBIAN_SNAPSHOT", "http://old.example/")
+    found = snapshot_of(DebianMirror("file:///srv/debian", "", ""), stamp)
+    assert found is not None
+    assert found.security == f"http://old.example/archive/debian-security/{stamp}"
+
+
+def test_an_error_of_a_lock_carries_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "x.lock").write_text("# suite: bookworm\n", encoding="utf-8")
+    with pytest.raises(ForgeError) as caught:
+        read_deb_lock(tmp_path / "x.lock")
+    assert caught.value.exit_code is Exit.FAULT
+    assert "holds no package" in caught.value.found
