@@ -344,6 +344,8 @@ def _run_bazel(
         if _STEP.match(text):
             progress.detail(text)
 
+    # the work folder is ours alone now, so a server in it is what a killed run left behind
+    _end_server(line[:2], source, work, env)
     try:
         with progress.step("building the wheel"):
             return run(

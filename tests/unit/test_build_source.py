@@ -1,0 +1,181 @@
+"""``build_wheel`` without Bazel: the line, the reading of build events, and clear refusals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from tpuforge import pins as pins_module
+from tpuforge.build import source
+from tpuforge.build.source import TARGET, Built, find_bazelisk, main, read_events
+from tpuforge.errors import Exit, ForgeError
+
+PINS = pins_module.load()
+
+
+@pytest.fixture(autouse=True)
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "out"
+
+
+def test_the_documented_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run", "--python", "3.12", "--suffix", ".dev20261130"]) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[0])
+    assert words[0] == "bazelisk"
+    assert words[2] == "build"
+    assert words.index("--config=wheel_common") < words.index("--config=no_rbe")
+    assert "--repo_env=HERMETIC_PYTHON_VERSION=3.12" in words
+    assert words[words.index("--define") + 1] == "PYTHON_VERSION=3.12"
+    assert "--repo_env=WHEEL_VERSION_EXTRAS=.dev20261130" in words
+    assert words[-1] == "//ci/wheel:torch_tpu_wheel"
+
+
+def test_a_release_has_no_suffix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run"]) == 0
+    line = capsys.readouterr().out
+    assert "WHEEL_VERSION_EXTRAS" not in line
+    assert f"HERMETIC_PYTHON_VERSION={PINS.default_python}" in line
+
+
+def test_no_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert "no source folder was given" in said
+    assert f"git clone --branch {PINS.upstream.ref} {PINS.upstream.repository}" in said
+
+
+def test_a_source_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--source", str(tmp_path / "gone")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    (tmp_path / "MODULE.bazel").touch()
+    assert main(["--source", str(tmp_path)]) == 2
+    assert f"with the target {TARGET}" in capsys.readouterr().err
+
+
+def test_no_bazelisk_and_no_npm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "MODULE.bazel").touch()
+    (tmp_path / "ci" / "wheel").mkdir(parents=True)
+    (tmp_path / "ci" / "wheel" / "BUILD").touch()
+    assert main(["--source", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "there is no Bazelisk, and no npm" in said
+    assert "--bazelisk PATH" in said
+
+
+def test_a_script_is_not_bazelisk(tmp_path: Path) -> None:
+    script = tmp_path / "bin" / "bazelisk"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    with pytest.raises(ForgeError, match="not a native program"):
+        find_bazelisk(str(script), PINS.bazelisk, tmp_path)
+    # and the one on PATH is passed over, which leaves npm, which is not there
+    with pytest.raises(ForgeError, match="no npm"):
+        find_bazelisk(None, PINS.bazelisk, tmp_path)
+
+
+def test_a_native_one_on_path_is_taken(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "bazelisk"
+    program.parent.mkdir()
+    shutil.copy(Path("/bin/true").resolve(), program)
+    tool = find_bazelisk(None, PINS.bazelisk, tmp_path)
+    assert (tool.path, tool.origin) == (program, "PATH")
+
+
+def test_a_tampered_fetched_one_is_refused_every_time(tmp_path: Path) -> None:
+    pin = PINS.bazelisk
+    path = tmp_path / "bazelisk" / pin.sha256 / pin.file
+    path.parent.mkdir(parents=True)
+    shutil.copy(Path("/bin/true").resolve(), path)
+    for _ in range(2):
+        with pytest.raises(ForgeError, match="has SHA-256") as caught:
+            find_bazelisk(None, pin, tmp_path)
+        assert caught.value.exit_code == Exit.FAULT
+        assert pin.sha256 in caught.value.expected
+
+
+def test_an_npm_package_with_another_binary_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an npm that packs whatever it likes
+    real = shutil.which("tar", path="/usr/bin:/bin")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / PINS.bazelisk.file).write_bytes(b"\x7fELF of somebody else")
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f"#!/bin/sh\nexec {real} -C '{tmp_path}' -czf ./x.tgz package\n")
+    npm.chmod(npm.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    with pytest.raises(ForgeError, match="has SHA-256") as caught:
+        find_bazelisk(None, PINS.bazelisk, tmp_path / "work")
+    assert caught.value.exit_code == Exit.FAULT
+    assert [path for path in (tmp_path / "work").rglob("*") if path.is_file()] == []
+
+
+def events(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+WHEEL = {"name": "ci/wheel/a.whl", "uri": "file:///out/a.whl", "digest": "d" * 64, "length": "6"}
+
+
+def test_the_wheel_in_the_build_events(tmp_path: Path) -> None:
+    path = events(
+        tmp_path / "events.json",
+        {"id": {"namedSet": {"id": "0"}}, "namedSetOfFiles": {"files": [WHEEL]}},
+        {
+            "id": {"namedSet": {"id": "1"}},
+            "namedSetOfFiles": {
+                "files": [{"name": "x.txt", "uri": "file:///x.txt"}],
+                "fileSets": [{"id": "0"}, {"id": "1"}],
+            },
+        },
+        {
+            "id": {"namedSet": {"id": "2"}},
+            "namedSetOfFiles": {"files": [{"name": "other.whl", "uri": "file:///other.whl"}]},
+        },
+        {
+            "id": {"targetCompleted": {"label": TARGET}},
+            "completed": {
+                "success": True,
+                "outputGroup": [
+                    {"name": "default", "fileSets": [{"id": "1"}]},
+                    {"name": "debug", "fileSets": [{"id": "2"}]},
+                ],
+            },
+        },
+        {
+            "id": {"targetCompleted": {"label": "//other"}},
+            "completed": {"outputGroup": [{"name": "default", "fileSets": [{"id": "2"}]}]},
+        },
+        {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "SUCCESS"}}},
+    )
+    assert read_events(path) == Built(True, (("file:///out/a.whl", "d" * 64),))
+    whole = path.read_text()
+    path.write_text(whole[:-30])
+    assert read_events(path) == Built(False, (("file:///out/a.whl", "d" * 64),))
+
+
+def test_no_build_events(tmp_path: Path) -> None:
+    assert read_events(tmp_path / "none.json") == Built(False, ())
+
+
+def test_the_environment_of_bazel_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BAZELISK_BASE_URL", "USE_BAZEL_VERSION", "BAZELISK_HOME", "JAVA_TOOL_OPTIONS"):
+        monkeypatch.setenv(name, "/poison")
+    options = argparse.Namespace(bazel=None, bazel_url=None)
+    env = source._environment(options, tmp_path)
+    assert "/poison" not in env.values()
+    options.bazel, options.bazel_url = "7.7.1", "http://127.0.0.1:1"
+    env = source._environment(options, tmp_path)
+    assert env["USE_BAZEL_VERSION"] == "7.7.1"
+    assert env["BAZELISK_BASE_URL"] == "http://127.0.0.1:1"
