@@ -253,13 +253,7 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
             digest (exit code 1); if it cannot be resolved here (exit code 2).
         UnreachableError: If the index does not answer.
     """
-    target = target_python(job.python, job.source) if way != "uv" else None
-    if target is None and way == "pip-tools":
-        raise ForgeError(
-            f"there is no interpreter of Python {job.python} here for pip-tools",
-            expected=f"python{job.python} on PATH, on a Linux on x86-64",
-            mend="leave --way out: uv resolves for a Python that is not there",
-        )
+    target = _target(job, way)
     home = home_python(job.source)
     torch = torch_wheel(job.pins, job.python)
     decided = constraints(job.pins)
@@ -277,6 +271,26 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
     if has_torch is not None:
         packages.append(Locked("torch", job.pins.torch.full, torch.sha256))
     return Resolved(tuple(sorted(packages)), "uv" if target is None else "pip-tools")
+
+
+def _target(job: Job, way: str) -> Path | None:
+    """The interpreter for pip-compile; None to resolve with uv."""
+    if way == "uv":
+        return None
+    try:
+        target = target_python(job.python, job.source)
+    except ForgeError:
+        # the two give the same bytes, so an environment that cannot be made here stops nothing
+        if way == "pip-tools":
+            raise
+        return None
+    if target is None and way == "pip-tools":
+        raise ForgeError(
+            f"there is no interpreter of Python {job.python} here for pip-tools",
+            expected=f"python{job.python} on PATH, on a Linux on x86-64",
+            mend="leave --way out: uv resolves for a Python that is not there",
+        )
+    return target
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

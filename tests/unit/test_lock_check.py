@@ -1,0 +1,153 @@
+"""What ``lock_check`` and ``lock`` say, and with which exit code, about bad files.
+
+No package index is asked: pip is told to use none, which also shows what is judged without one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lock_support import Checkout, checkout
+
+OFFLINE = {"PIP_NO_INDEX": "1"}
+Edit = Callable[[str], str]
+_OLDER = '[libtpu]\nversion = "0.0.51"'
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Checkout:
+    return checkout(tmp_path, small=False)
+
+
+def _without_first_hash(text: str) -> str:
+    first = text.index(" \\\n    --hash")
+    return text[:first] + text[text.index("\n", first + 3) :]
+
+
+def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> None:
+    done = own.run("check", **OFFLINE)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "freshness not judged: pip is configured to use no index" in done.stdout
+    assert "complete, clean and in step with the pins" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        (
+            [
+                ("runtime-py311.txt", lambda t: t + "nvidia-nccl==1 --hash=sha256:" + "a" * 64),
+                ("runtime-py311.txt", lambda t: t.replace("+cpu", "")),
+                ("runtime-py311.txt", lambda t: t.replace("libtpu==0.0.52", "libtpu==0.0.51")),
+                ("runtime-py311.txt", lambda t: t.replace(":6746dbcb", ":6746dbcc")),
+                ("tools-py313.txt", lambda t: t.replace("nox==", "nix==")),
+            ],
+            [
+                "lock/runtime-py311.txt: [edited] its content is not what",
+                "lock/runtime-py311.txt: nvidia-nccl: [cuda] 1 is a CUDA package",
+                "lock/runtime-py311.txt: torch: [cuda] 2.13.0 without +cpu is a CUDA build",
+                "lock/runtime-py311.txt: libtpu: [pins] 0.0.51 is locked, the pins say 0.0.52",
+                "lock/runtime-py311.txt: torch: [table] its digest is not the one of",
+                "lock/tools-py313.txt: [edited] its content is not what",
+            ],
+        ),
+        (
+            [
+                ("runtime-py311.txt", _without_first_hash),
+                ("smoke.in", lambda t: t + "rich\n"),
+                ("torch-cpu.sha256", lambda t: t.replace("cp314-cp314", "cp315-cp315")),
+            ],
+            [
+                "lock/runtime-py311.txt: [format] line 4: absl-py has no hash",
+                "lock/smoke-py311.txt: [stale] lock/smoke.in, the pins or",
+                "lock/torch-cpu.sha256: torch: [table] torch-cpu.sha256 has no digest of torch",
+            ],
+        ),
+        (
+            [("runtime.in", lambda t: t.replace("torch\n", "torch==2.13.0\n"))],
+            ["lock/runtime.in: [input] line 3: 'torch==2.13.0' states a version; an index's"],
+        ),
+        (
+            [("pins.toml", lambda t: t.replace('[libtpu]\nversion = "0.0.52"', _OLDER))],
+            [
+                "lock/runtime-py311.txt: [stale] lock/runtime.in, the pins or",
+                "lock/runtime-py311.txt: libtpu: [pins] 0.0.52 is locked, the pins say 0.0.51",
+            ],
+        ),
+        (
+            [("torch-cpu.metadata", lambda t: t.replace("Dist: jinja2", "Dist: rich"))],
+            ["lock/runtime-py311.txt: [stale] lock/runtime.in, the pins or the table of torch"],
+        ),
+    ],
+)
+def test_each_fault_is_one_line_with_its_mending(
+    own: Checkout, edits: list[tuple[str, Edit]], expected: list[str]
+) -> None:
+    for file, edit in edits:
+        path = own.lock / file
+        before = path.read_text(encoding="utf-8")
+        after = edit(before)
+        assert after != before
+        path.write_text(after, encoding="utf-8")
+    done = own.run("check", **OFFLINE)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "; mend: " in line]
+    for words in expected:
+        assert [line for line in lines if line.startswith(words)], done.stdout
+    result = json.loads((own.root / "out/results/lock_check.json").read_text(encoding="utf-8"))
+    assert len(result["data"]["faults"]) == len(lines)
+    assert result["exit_code"] == 1
+
+
+def test_unknown_flavour_python_and_lock_are_usage(own: Checkout) -> None:
+    for arguments, words in (
+        (("--flavour", "pallas"), "there is no flavour 'pallas'"),
+        (("--flavour", "pallas", "--python", "all"), "there is no flavour 'pallas'"),
+        (("--python", "3.9"), "Python 3.9 is not supported"),
+        (("--python", "3.14"), "runtime-py314.txt: there is no such lock"),
+    ):
+        done = own.run("check", *arguments, **OFFLINE)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert "mend:" in done.stderr
+
+
+def test_lock_reads_its_inputs_before_it_asks_an_index(own: Checkout) -> None:
+    for line, words in (
+        ("torch==2.13.0", "a CUDA build"),
+        ("triton", "triton is a CUDA package"),
+        ("-e .", "is an option of pip"),
+        ("alpha @ file:///alpha-1.0-py3-none-any.whl", "asked for by its address"),
+    ):
+        (own.lock / "runtime.in").write_text(f"libtpu\n{line}\n", encoding="utf-8")
+        done = own.run("resolve", **OFFLINE)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert f"runtime.in, line 2: {line.split(' @')[0]}"[:28] in done.stderr.replace("'", "")
+        assert words in done.stderr
+    assert own.run("resolve", "--flavour", "pallas", **OFFLINE).returncode == 2
+
+
+def test_lock_without_an_index_says_so(own: Checkout) -> None:
+    done = own.run("resolve", **OFFLINE)
+    assert done.returncode == 2
+    assert "no-index" in done.stderr
+
+
+def test_torch_metadata_is_compared_with_the_real_wheel(own: Checkout, tmp_path: Path) -> None:
+    from tpuforge.lock import inputs
+    from tpuforge.pins import load
+
+    pins = load()
+    torch = inputs.torch_wheel(pins, "3.11")
+    held = own.root / "out" / "wheelhouse" / torch.sha256
+    inputs.write_standin(torch, held)
+    assert own.run("check", **OFFLINE).returncode == 2
+    other = inputs.TorchWheel(torch.file, torch.sha256, torch.metadata + "Requires-Dist: alpha\n")
+    inputs.write_standin(other, held)
+    done = own.run("check", **OFFLINE)
+    assert done.returncode == 1
+    assert "Requires-Dist is not what torch-2.13.0+cpu-cp311" in done.stdout

@@ -1,0 +1,67 @@
+"""The reader of the pins: what it gives, and what it refuses by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.pins import PINS_FILE, load
+
+TEXT = PINS_FILE.read_text(encoding="utf-8")
+
+
+def test_real_pins_go_together() -> None:
+    pins = load()
+    assert pins.torch.full == f"{pins.torch.version}+cpu"
+    assert pins.default_python in pins.pythons
+    assert pins.python(None) == pins.default_python
+    assert pins.suites[pins.default_python] in pins.debian
+
+
+def test_unsupported_python_is_refused() -> None:
+    with pytest.raises(ForgeError, match=r"Python 3\.9 is not supported") as caught:
+        load().python("3.9")
+    assert caught.value.exit_code == Exit.CANNOT
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('local = "cpu"', 'local = "cpu"\ncolour = 1', "torch.colour is an unknown key"),
+        ("schema = 1", "schema = 1\nsurprise = 2", "surprise is an unknown key"),
+        ("schema = 1", "schema = 9", "schema is 9"),
+        ('local = "cpu"', 'local = "cu130"', "torch.local is cu130"),
+        ('version = "2.13.0"', 'version = "2.99.0"', "torch.version is 2.99.0"),
+        ('version = "2.13.0"', 'version = "2.13.0+cpu"', "torch.version is 2.13.0+cpu"),
+        ('version = "2.13.0"', 'version = "two"', "torch.version is 'two'"),
+        ('version = "0.0.52"', 'version = "0.0.1"', "libtpu.version is 0.0.1"),
+        ('sha256 = "22e7', 'sha256 = "XXe7', "bazelisk.sha256 is"),
+        ("epoch = 1795996800", 'epoch = "yesterday"', "epoch is 'yesterday'"),
+        ("epoch = 1795996800", "epoch = -1", "epoch is -1"),
+        ('2026-11-30T00:00:00Z"\nplatform', '2926-11-30T00:00:00Z"\nplatform', "cutoff is 2926"),
+        ('2026-11-30T00:00:00Z"\nplatform', '2026-11-30"\nplatform', "resolver.cutoff is"),
+        ('platform = "manylinux_2_31_x86_64"', 'platform = "win_amd64"', "resolver.platform is"),
+        ('"3.11" = "bookworm"', '"3.11" = "trixie"', "is trixie"),
+        ('"3.11" = "bookworm"', '"3.8" = "bookworm"', "is 3.8"),
+        ('[libtpu]\nversion = "0.0.52"', "[libtpu]", "libtpu.version is missing"),
+        ('torch = ">=2.11.0,<=2.15.0"', 'torch = "about 2"', "torch_tpu.torch is"),
+        ("[torch]", "[torch", "is not TOML"),
+    ],
+)
+def test_bad_pin_is_refused_by_name(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert TEXT.count(old) == 1
+    path = tmp_path / "pins.toml"
+    path.write_text(TEXT.replace(old, new), encoding="utf-8")
+    with pytest.raises(ForgeError) as caught:
+        load(path)
+    assert words in caught.value.found
+    assert caught.value.expected
+    assert caught.value.exit_code == Exit.FAULT
+
+
+def test_missing_pins_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="is not there") as caught:
+        load(tmp_path / "pins.toml")
+    assert caught.value.exit_code == Exit.CANNOT
