@@ -175,7 +175,8 @@ def test_offline_names_everything_missing(
 ) -> None:
     done = checkout.run("--offline", env=env)
     assert done.returncode == 2
-    assert "5 of 6 wheels are missing: offline" in done.stderr
+    assert "5 of 6 wheels are missing: offline, and no directory has them" in done.stderr
+    assert f"that were searched: {env['PIP_FIND_LINKS']}\n" in done.stderr
     for wheel in checkout.all_wheels():
         assert (sha256(wheel) in done.stderr) is not wheel.name.startswith("torch")
     assert index.seen == []

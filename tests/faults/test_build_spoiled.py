@@ -130,6 +130,13 @@ def test_a_wheel_for_another_python(checkout: Checkout) -> None:
     assert "expected: a lock made for Python 3.11" in done.stderr
     assert "forge lock --python 3.11" in done.stderr
     assert not checkout.place(foreign).exists()
+    # torch is refused before anything is read: the digest table tells its name
+    table = checkout.root / "lock" / "torch-cpu.sha256"
+    table.write_text(table.read_text().replace("cp311-cp311", "cp312-cp312"))
+    done = checkout.run("--offline")
+    assert done.returncode == 1
+    assert "torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl" in done.stderr
+    table.unlink()
     # the same where it is in the wheelhouse already, for that other Python
     checkout.place(foreign).parent.mkdir()
     shutil.copy(foreign, checkout.place(foreign))
@@ -151,7 +158,8 @@ def test_a_local_file_with_wrong_bytes(checkout: Checkout) -> None:
 def test_killed_while_fetching_then_again(checkout: Checkout, slow: Index) -> None:
     env = local_torch(checkout, slow)
     child = checkout.start(env=env)
-    wait_for(lambda: sum(p.stat().st_size for p in checkout.house.glob(".partial/*")) > 200_000)
+    begun = [checkout.house / ".partial" / sha256(w) for w in checkout.locks["runtime"][:2]]
+    wait_for(lambda: all(path.exists() and path.stat().st_size > 50_000 for path in begun))
     kill(child)
     left = {path.name: path.stat().st_size for path in checkout.house.glob(".partial/*")}
     assert left

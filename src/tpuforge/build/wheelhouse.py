@@ -427,6 +427,8 @@ def _fetch_all(
     progress: Progress,
 ) -> Outcome:
     wheels = plan.wheels
+    named = [wanted.file for wanted in wheels if wanted.file is not None]
+    _refuse_foreign([file for file in named if not _fits(file, plan.tags)], plan.python)
     started = time.monotonic()
     present, spoiled = _verify(house, wheels, progress)
     verified_s = time.monotonic() - started
@@ -449,7 +451,7 @@ def _fetch_all(
         fetch_s = time.monotonic() - started
         _refuse_foreign(report.foreign, plan.python)
         if report.problems:
-            raise _missing(house, len(wheels), report, spoiled, offline=options.offline)
+            raise _missing(house, len(wheels), report, spoiled, sources)
         notes += [f"{text}, which is not the locked file; passed over" for text in report.wrong]
         for wanted in missing:
             present[wanted] = house.find(wanted)[0]
@@ -551,7 +553,7 @@ def _refuse_foreign(files: Sequence[str], python: str) -> None:
 
 
 def _missing(
-    house: Wheelhouse, count: int, report: _Report, spoiled: Sequence[str], *, offline: bool
+    house: Wheelhouse, count: int, report: _Report, spoiled: Sequence[str], sources: Sources
 ) -> ForgeError:
     lines = []
     for wanted, problems in report.problems.items():
@@ -559,9 +561,12 @@ def _missing(
         lines += [f"    {problem}" for problem in problems]
     if spoiled:
         lines.append(f"  moved to {house.bad}, since the digest was wrong: {', '.join(spoiled)}")
-    where = "offline, and no local directory has" if offline else "no source has"
+    places = dict.fromkeys((*sources.general, *sources.torch))
+    looked = [source.label for source in places if source.kind == "directory"]
+    lines.append(f"  directories of this machine that were searched: {', '.join(looked) or 'none'}")
+    where = "no source has" if len(looked) < len(places) else "offline, and no directory has"
     return ForgeError(
-        f"{len(report.problems)} of {count} wheels are missing: {where}\n" + "\n".join(lines),
+        f"{len(report.problems)} of {count} wheels are missing: {where} them\n" + "\n".join(lines),
         expected="files with exactly these digests",
         mend="put each file into a directory DIR, then: forge fetch_wheel --source DIR",
         exit_code=Exit.FAULT if spoiled or report.wrong else Exit.CANNOT,
