@@ -200,6 +200,9 @@ elif words[:2] == ["image", "inspect"]:
     if words[-1] not in play["holds"]:
         sys.exit("Error: No such image: " + words[-1])
     print(play["holds"][words[-1]])
+elif words[0] == "tag":
+    if words[1] not in play["holds"]:
+        sys.exit("Error response from daemon: No such image: " + words[1])
 elif words[0] == "ps":
     print("\\n".join(play.get("left", [])))
 elif words[0] == "load":

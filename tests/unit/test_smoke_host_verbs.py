@@ -42,6 +42,9 @@ def test_a_healthy_image_and_how_it_was_run(tmp_path: Path) -> None:
     assert mount[0] == "type=bind"
     assert mount[1].startswith(f"source={out}/health/.run-")
     assert mount[2] == "target=/results"
+    made = [words[0] for words in calls(client)]
+    assert made[-3:] == ["ps", "run", "rmi"]
+    assert made.index("tag") < made.index("run")  # a bake meanwhile cannot take it away
     command = words[words.index(DIGEST) + 1 :]
     assert command[:2] == ["timeout", "--kill-after=10"]
     assert command[3:8] == ["health", "--tier", "static,import", "--target", "v6e:2x2"]

@@ -65,7 +65,6 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         if record is not None and record.get("exit_code") == Exit.OK:
             return _outcome("unchanged", subject, folder, record)
         engine = engine or container.find_engine(progress)
-        digest = container.ensure_loaded(engine, subject, progress)
         notes: list[str] = []
         simulated = None
         try:
@@ -73,7 +72,10 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         except ForgeError as error:
             notes.append(f"the simulator could not be made: {error.found}")
             progress.note(notes[-1], loud=True)
-        with container.room(engine, digest, "bench", progress) as room:
+        with (
+            container.loaded(engine, subject, progress) as digest,
+            container.room(engine, digest, "bench", progress) as room,
+        ):
             code = _measure(room, options, simulated)
             result = read_json(room.results / "bench.json")
             lock = _lock_of(subject)

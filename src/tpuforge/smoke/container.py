@@ -46,6 +46,7 @@ RESULTS = "/results"
 MEMORY = "6g"
 """Limit of one container: three times what a single check may take (2 GB), and some for /tmp."""
 _LABEL = "io.tpuforge.run"
+_HOLD = "tpuforge/running"
 _TOO_LATE = 124
 _OUT_OF_MEMORY = 137
 _ENGINE_FAILED = 125
@@ -325,35 +326,49 @@ def _error_in(output: str) -> dict[str, str]:
     return {}
 
 
-def ensure_loaded(engine: Engine, subject: Subject, progress: Progress) -> str:
-    """Make sure that the engine holds exactly this image.
+@contextlib.contextmanager
+def loaded(engine: Engine, subject: Subject, progress: Progress) -> Iterator[str]:
+    """Make sure that the engine holds exactly this image, and goes on holding it.
 
-    The image is asked for by digest, never by name: a name may have moved on.
+    The image is asked for by digest, never by name: a name may have moved on. Meanwhile it gets a
+    name of its own, or the next bake, which takes its name away, would take it from under a run.
 
     Args:
         engine: The engine.
         subject: The image.
         progress: Shows what is done.
 
-    Returns:
+    Yields:
         The digest to run it by.
 
     Raises:
         ForgeError: If the engine does not end up with exactly that image; exit code 1 when its
             bytes are not those that ``image.json`` names.
     """
-    held = _held(engine, subject)
-    if held is None and subject.layout is not None:
+    if subject.layout is None:
+        # a user's own image: the engine knew it by digest a moment ago, and names are theirs
+        yield subject.digest
+        return
+    name = f"{_HOLD}:{_owner()}"
+    digest = _held(engine, subject)
+    if digest is None or not _tag(engine, digest, name):
         _load(engine, subject, subject.layout, progress)
-        held = _held(engine, subject)
-    if held is None:
+        digest = _held(engine, subject)
+    if digest is None or not _tag(engine, digest, name):
         raise ForgeError(
             f"the engine does not hold {subject.reference} with the digest {subject.digest}",
             expected="the image that image.json names, bit for bit",
             mend="forge bake, then forge smoke again",
             exit_code=Exit.FAULT,
         )
-    return held
+    try:
+        yield digest
+    finally:
+        engine.call("rmi", "--no-prune", name, check=False)
+
+
+def _tag(engine: Engine, digest: str, name: str) -> bool:
+    return engine.call("tag", digest, name, check=False).code == 0
 
 
 def _held(engine: Engine, subject: Subject) -> str | None:

@@ -83,7 +83,6 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
                 _show(health, subject)
             return _outcome("unchanged", subject, folder, health, record)
         engine = engine or container.find_engine(progress)
-        digest = container.ensure_loaded(engine, subject, progress)
         notes: list[str] = []
         simulated = None
         if "simulate" in tiers:
@@ -93,7 +92,10 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
                 # the other tiers can be judged; the suite itself says that this one was not
                 notes.append(f"the simulator could not be made: {error.found}")
                 progress.note(notes[-1], loud=True)
-        with container.room(engine, digest, "health", progress) as room:
+        with (
+            container.loaded(engine, subject, progress) as digest,
+            container.room(engine, digest, "health", progress) as room,
+        ):
             done = _run_tiers(room, tiers, options.target, simulated)
             health = _read(room.results / "health.json", done)
             whole = simulated is not None or "simulate" not in tiers
