@@ -431,7 +431,7 @@ class Apt:
     def _settings(self, patience: int) -> str:
         # by way of a file: what run() returns has lost the passwords of proxies
         dump = self._folder / "host.conf"
-        show = ["sh", "-c", 'exec apt-config dump >"$1"', "sh", dump]
+        show = ["sh", "-c", 'exec apt-config dump >"$1"', "sh", str(dump)]
         run(show, timeout=30, doing="reading apt's configuration", mend="install apt")
         lines = dump.read_text(encoding="utf-8", errors="replace").splitlines()
         reach = [line for line in lines if line.startswith("Acquire::")]
