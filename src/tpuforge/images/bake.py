@@ -8,12 +8,16 @@ last: it names the manifest, so an interrupted bake leaves the image of before a
 from __future__ import annotations
 
 import argparse
+import contextlib
+import csv
+import fcntl
+import io
 import os
 import re
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +46,7 @@ VERB = "bake"
 SCHEMA = "tpuforge.image/1"
 # One level for ever: BuildKit keeps a blob it has already compressed, whatever level is asked for
 # later. 9 and more save an eighth of the size and take six times as long.
-_COMPRESSION = "compression=zstd,compression-level=3,force-compression=true"
+_COMPRESSION = ("compression=zstd", "compression-level=3", "force-compression=true")
 _BAKE_S = 3600.0
 _LOAD_S = 900.0
 _ASK_S = 60.0
@@ -76,6 +80,7 @@ class Job:
         engine: The record of the engine (``out/engine/engine.json``).
         base: What it stands on.
         progress: Told what happens.
+        load: Whether the engine is to have the image too.
     """
 
     target: Target
@@ -84,6 +89,7 @@ class Job:
     engine: Mapping[str, Any]
     base: Base
     progress: Progress
+    load: bool
 
     @property
     def layout(self) -> Path:
@@ -134,6 +140,7 @@ def bake(
     no_cache: bool = False,
     release: bool = False,
     base: str | None = None,
+    load: bool = True,
 ) -> Outcome:
     """Have an image: bake it, or say that it is there.
 
@@ -144,6 +151,7 @@ def bake(
         no_cache: Take nothing from BuildKit's cache.
         release: Refuse a base that is not exactly the locked one.
         base: ``docker-image://…@sha256:…`` instead of the Debian base.
+        load: Put the image into the engine too, under its tag.
 
     Returns:
         What was done.
@@ -157,40 +165,44 @@ def bake(
     with exclusive(
         f"bake-{target.slug}", lambda who: progress.note(f"waiting for {who}, which bakes this")
     ):
-        ground = _base(target, pins, progress, release=release, named=base)
+        ground = _base(target, pins, progress, release=release, named=base, verify=False)
         key = inputs.key(ground.digest)
         record = read_json(target.finished / "image.json")
         why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
         if not why and isinstance(record, dict):
-            loaded = _in_engine(engine, record)
+            loaded = not load or _in_engine(engine, record)
             if not loaded:
-                _load(engine, target, oci.read_image(target.finished / "oci"), progress)
-            return _outcome(target, record, engine, loaded=loaded)
+                _load(engine, target, target.finished / "oci", progress)
+            return _outcome(record, engine, loaded=loaded)
         progress.note(f"baking {target.name}: {why}")
         prepare(target, inputs, pins, progress)
-        job = Job(target, pins, inputs, engine, ground, progress)
+        ground = _base(target, pins, progress, release=release, named=base, verify=True)
+        job = Job(target, pins, inputs, engine, ground, progress, load)
         image = _build(job, no_cache=no_cache)
         record = _record(job, image, _inspect(job, image))
-        if not _in_engine(engine, record):
-            oci.publish(job.layout, target.work / "load", image, target.name)
-            _load(engine, target, image, progress, layout=target.work / "load")
-            shutil.rmtree(target.work / "load", ignore_errors=True)
+        if load and not _in_engine(engine, record):
+            _load(engine, target, job.layout, progress)
         oci.publish(job.layout, target.finished / "oci", image, target.name)
         write_json(target.finished / "image.json", record)
         oci.prune(target.finished / "oci", image)
         oci.prune(job.layout, image)
-        return _outcome(target, record, engine)
+        return _outcome(record, engine)
 
 
 def _base(
-    target: Target, pins: Pins, progress: Progress, *, release: bool, named: str | None
+    target: Target,
+    pins: Pins,
+    progress: Progress,
+    *,
+    release: bool,
+    named: str | None,
+    verify: bool,
 ) -> Base:
     if named:
         context = named_base(named)
         return Base(context, context.rpartition("@")[2], (f"the base is {context}",))
     suite = pins.debian[pins.suites[target.python]]
-    # BuildKit checks the layer's digest itself whenever it reads it
-    record = ensure_base(suite, pins, progress, release=release, verify=False)
+    record = ensure_base(suite, pins, progress, release=release, verify=verify)
     digest = record["manifest_digest"]
     notes: tuple[str, ...] = ()
     if record["drift"]:
@@ -246,9 +258,10 @@ def _build(job: Job, *, no_cache: bool) -> oci.Image:
     """Let BuildKit write the layout; blobs that it left damaged are written again, once."""
     layout, progress = job.layout, job.progress
     for attempt in (1, 2):
-        (layout / "index.json").unlink(missing_ok=True)
-        shutil.rmtree(layout / "ingest", ignore_errors=True)
-        _run_bake(job, no_cache=no_cache and attempt == 1)
+        with _alone(job) as lock:
+            (layout / "index.json").unlink(missing_ok=True)
+            shutil.rmtree(layout / "ingest", ignore_errors=True)
+            _run_bake(job, lock, no_cache=no_cache and attempt == 1)
         image = oci.read_image(layout)
         with progress.step("verifying the image's digests", image.compressed):
             bad = oci.wrong(layout, image, progress.advance)
@@ -266,16 +279,30 @@ def _build(job: Job, *, no_cache: bool) -> oci.Image:
     )
 
 
-def _run_bake(job: Job, *, no_cache: bool) -> None:
+@contextlib.contextmanager
+def _alone(job: Job) -> Iterator[int]:
+    """Wait until no client writes the layout, not even one whose bake was killed.
+
+    The client inherits the lock as its standard input, so it holds it for as long as it lives.
+    """
+    with (job.target.work / "client.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            job.progress.note("waiting for the client of a bake that was killed")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def _run_bake(job: Job, lock: int, *, no_cache: bool) -> None:
     target, engine = job.target, job.engine
     overlay = target.work / "bake.json"
-    outputs = [f"type=oci,tar=false,dest={job.layout},{_COMPRESSION}"]
-    if _shares_store(engine):
+    outputs = [_fields("type=oci", "tar=false", f"dest={job.layout}", *_COMPRESSION)]
+    if job.load and _shares_store(engine):
         # both exports share the compressed layers, and the engine unpacks while the layout is
         # written; "docker load" afterwards takes half as long again as the whole export
-        outputs.append(
-            f"type=image,name={target.name},oci-mediatypes=true,unpack=true,{_COMPRESSION}"
-        )
+        image = ("type=image", f"name={target.name}", "oci-mediatypes=true", "unpack=true")
+        outputs.append(_fields(*image, *_COMPRESSION))
     described = labels(job)
     annotations = [f"{name}={value}" for name, value in described.items()]
     write_json(
@@ -307,6 +334,7 @@ def _run_bake(job: Job, *, no_cache: bool) -> None:
             timeout=_BAKE_S,
             check=False,
             doing=f"baking {target.name}",
+            stdin=lock,
             cwd=IMAGES,
             log=log,
             on_line=lambda line: _show(line, job.progress),
@@ -314,6 +342,13 @@ def _run_bake(job: Job, *, no_cache: bool) -> None:
         )
     if done.code != 0:
         raise explain(done, target, log)
+
+
+def _fields(*fields: str) -> str:
+    """An output as buildx reads it: a line of CSV, since a folder's name may hold a comma."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
 
 
 def _shares_store(engine: Mapping[str, Any]) -> bool:
@@ -516,16 +551,9 @@ def _in_engine(engine: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     return done.code == 0 and bool(wanted & set(done.output.split()))
 
 
-def _load(
-    engine: Mapping[str, Any],
-    target: Target,
-    image: oci.Image,
-    progress: Progress,
-    *,
-    layout: Path | None = None,
-) -> None:
+def _load(engine: Mapping[str, Any], target: Target, folder: Path, progress: Progress) -> None:
     """Put the image of a layout into the engine's store."""
-    folder = layout or target.finished / "oci"
+    image = oci.read_image(folder)
     reading, writing = os.pipe()
 
     def write() -> None:
@@ -559,11 +587,7 @@ def _load(
 
 
 def _outcome(
-    target: Target,
-    record: Mapping[str, Any],
-    engine: Mapping[str, Any],
-    *,
-    loaded: bool | None = None,
+    record: Mapping[str, Any], engine: Mapping[str, Any], *, loaded: bool | None = None
 ) -> Outcome:
     unchanged = loaded is True
     digest = record["manifest_digest"]
@@ -605,6 +629,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         no_cache=options.no_cache,
         release=options.release,
         base=options.base,
+        load=not options.no_load,
     )
     if outcome.status == "done" and not options.json:
         _print_layers(outcome.data)
@@ -626,6 +651,11 @@ def arguments() -> argparse.ArgumentParser:
     made.add_argument("--python", metavar="X.Y", help="the Python version")
     made.add_argument("--flavour", help="the lock to bake from")
     made.add_argument("--no-cache", action="store_true", help="take nothing from the build cache")
+    made.add_argument(
+        "--no-load",
+        action="store_true",
+        help="write the layout only, and leave the engine as it is",
+    )
     made.add_argument(
         "--release", action="store_true", help="refuse a base that is not exactly the locked one"
     )

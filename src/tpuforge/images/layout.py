@@ -10,6 +10,7 @@ Format: OCI image layout and image manifest, version 1.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -24,8 +25,9 @@ from typing import Any, BinaryIO, cast
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images.zstd import Reader
-from tpuforge.paths import sha256_file, write_atomic, write_json
+from tpuforge.paths import sha256_file, write_atomic
 
+_MARK = b'{"imageLayoutVersion":"1.0.0"}'
 # a package of its own, not one that another package carries inside
 _DIST_INFO = re.compile(
     r"/site(-packages)?/(?P<name>[^/]+)-(?P<version>[^/-]+)\.dist-info/METADATA$"
@@ -180,7 +182,7 @@ def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
 
     Args:
         layout: The layout.
-        blob: A layer, compressed with zstd or not at all.
+        blob: A layer, compressed with zstd, with gzip, or not at all.
 
     Yields:
         The tar.
@@ -191,6 +193,8 @@ def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
     with blob.path(layout).open("rb") as file:
         if blob.media_type.endswith("+zstd"):
             source: BinaryIO = cast(BinaryIO, Reader(file))
+        elif blob.media_type.endswith(("+gzip", ".gzip")):
+            source = cast(BinaryIO, gzip.open(file))
         elif blob.media_type.endswith(".tar"):
             source = file
         else:
@@ -251,7 +255,11 @@ def publish(source: Path, target: Path, image: Image, name: str) -> None:
     """
     for blob in image.blobs:
         _link(blob.path(source), blob.path(target))
-    write_atomic(target / "oci-layout", '{"imageLayoutVersion":"1.0.0"}')
+    write_atomic(target / "oci-layout", _MARK)
+    write_atomic(target / "index.json", _index(image, name))
+
+
+def _index(image: Image, name: str) -> bytes:
     entry = {
         "mediaType": image.manifest.media_type,
         "digest": image.manifest.digest,
@@ -268,7 +276,7 @@ def publish(source: Path, target: Path, image: Image, name: str) -> None:
         "mediaType": "application/vnd.oci.image.index.v1+json",
         "manifests": [entry],
     }
-    write_json(target / "index.json", index)
+    return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def _link(source: Path, target: Path) -> None:
@@ -310,12 +318,15 @@ def write_archive(layout: Path, image: Image, name: str, file: BinaryIO) -> None
     """
     config, *layers = (f"blobs/sha256/{blob.path(layout).name}" for blob in image.blobs[1:])
     legacy = [{"Config": config, "RepoTags": [name], "Layers": layers}]
+    small = {
+        "oci-layout": _MARK,
+        "index.json": _index(image, name),
+        "manifest.json": json.dumps(legacy).encode(),
+    }
     with tarfile.open(fileobj=file, mode="w|", bufsize=1 << 20) as tar:
-        for inside in ("oci-layout", "index.json"):
-            tar.add(layout / inside, inside)
+        for inside, data in small.items():
+            entry = tarfile.TarInfo(inside)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
         for blob in image.blobs:
             tar.add(blob.path(layout), f"blobs/sha256/{blob.path(layout).name}")
-        data = json.dumps(legacy).encode()
-        entry = tarfile.TarInfo("manifest.json")
-        entry.size = len(data)
-        tar.addfile(entry, io.BytesIO(data))
