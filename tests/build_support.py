@@ -57,6 +57,7 @@ def plain_env(**extra: str) -> dict[str, str]:
         key: value
         for key, value in os.environ.items()
         if not key.startswith(("PIP_", "BAZEL", "USE_BAZEL", "TPUFORGE_"))
+        and not key.lower().endswith("_proxy")
     }
     # no file, and an index that answers nothing: a test that wants one names it
     return env | {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "NO_COLOR": "1"} | extra

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import ssl
 import subprocess
 import threading
@@ -25,6 +26,12 @@ from tpuforge.build.download import (
 CONTENT = bytes(range(256)) * 8000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 HASTY = Patience(connect_s=2.0, read_s=0.5, pause_s=0.01)
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -163,9 +170,7 @@ def test_credentials_go_to_their_server_and_no_further(
     assert "Authorization" not in index.headers[-1]
 
 
-def test_a_proxy_is_used(index: Index, taker: Taker, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+def test_a_proxy_is_used(index: Index, taker: Taker) -> None:
     with pytest.raises(RefusedError, match="404"):
         taker.take("http://files.example/files/a.whl", access=Access(proxy=index.url))
     assert index.seen[-1][0] == "http://files.example/files/a.whl"

@@ -45,31 +45,6 @@ def test_a_release_has_no_suffix(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"HERMETIC_PYTHON_VERSION={PINS.default_python}" in line
 
 
-def test_no_source(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    said = capsys.readouterr().err
-    assert "no source folder was given" in said
-    assert f"git clone --branch {PINS.upstream.ref} {PINS.upstream.repository}" in said
-
-
-def test_a_source_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--source", str(tmp_path / "gone")]) == 2
-    assert "no such folder" in capsys.readouterr().err
-    (tmp_path / "MODULE.bazel").touch()
-    assert main(["--source", str(tmp_path)]) == 2
-    assert f"with the target {TARGET}" in capsys.readouterr().err
-
-
-def test_no_bazelisk_and_no_npm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "MODULE.bazel").touch()
-    (tmp_path / "ci" / "wheel").mkdir(parents=True)
-    (tmp_path / "ci" / "wheel" / "BUILD").touch()
-    assert main(["--source", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "there is no Bazelisk, and no npm" in said
-    assert "--bazelisk PATH" in said
-
-
 def test_a_script_is_not_bazelisk(tmp_path: Path) -> None:
     script = tmp_path / "bin" / "bazelisk"
     script.parent.mkdir()

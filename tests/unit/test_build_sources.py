@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from build_support import Index, make_wheel, plain_env, serve, sha256
 from tpuforge.build import sources
 from tpuforge.build.download import Access, Patience, Web
-from tpuforge.build.sources import Source, configured, is_release, offers
+from tpuforge.build.sources import Source, configured, is_release, offers, shown
 from tpuforge.errors import ForgeError
 
 TORCH_INDEX = "https://torch.example/whl/cpu"
@@ -19,11 +20,8 @@ WEB = Web(Access(), Patience(pause_s=0.01))
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    for key in os.environ:
-        if key.startswith("PIP_") or key.endswith("CA_BUNDLE"):
-            monkeypatch.delenv(key)
+    for key in [key for key in os.environ if key.startswith("PIP_") or key.endswith("CA_BUNDLE")]:
+        monkeypatch.delenv(key)
     monkeypatch.setenv("PIP_CONFIG_FILE", plain_env()["PIP_CONFIG_FILE"])
 
 
@@ -51,6 +49,11 @@ def test_pip_says_where_and_torch_goes_its_own_way(
         ("directory", str(tree)),
         ("torch index", TORCH_INDEX),
     ]
+
+
+def test_what_is_shown_of_an_address() -> None:
+    assert shown("https://me:pw@a.example/x.whl?X-Signature=1") == "https://***@a.example/x.whl"
+    assert shown(Path("/a b/ü.whl")) == "/a b/ü.whl"
 
 
 def test_offline_leaves_only_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

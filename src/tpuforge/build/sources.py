@@ -74,8 +74,8 @@ class Source:
 
     @property
     def label(self) -> str:
-        """The place for people, without credentials."""
-        return redact(str(self.place))
+        """The place for people."""
+        return shown(self.place)
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,17 @@ class Sources:
             version: As it stands in the lock.
         """
         return self.torch if Version(version).local else self.general
+
+
+def shown(place: Path | str) -> str:
+    """A place for people: no credentials, and no query, which may be a signed permission.
+
+    Args:
+        place: A path, or an address.
+    """
+    if isinstance(place, Path):
+        return str(place)
+    return redact(urllib.parse.urlunsplit(urllib.parse.urlsplit(place)._replace(query="")))
 
 
 def configured(extra: Sequence[str], torch_index: str, *, offline: bool) -> Sources:

@@ -26,12 +26,20 @@ from packaging.utils import parse_wheel_filename
 
 from tpuforge import pins as pins_module
 from tpuforge.build.download import RefusedError, UnreachableError, Web, WrongBytesError
-from tpuforge.build.sources import Kind, Offer, Source, Sources, configured, is_release, offers
+from tpuforge.build.sources import (
+    Kind,
+    Offer,
+    Source,
+    Sources,
+    configured,
+    is_release,
+    offers,
+    shown,
+)
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import read_digests, read_lock
 from tpuforge.paths import ROOT, exclusive, out_dir, sha256_file
-from tpuforge.process import redact
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "fetch_wheel"
@@ -301,7 +309,7 @@ class _Filling:
         try:
             came = self._take(offer, partial, wanted.sha256)
         except WrongBytesError as error:
-            text = f"{redact(str(offer.place))}: has SHA-256 {error}"
+            text = f"{shown(offer.place)}: has SHA-256 {error}"
             problems.append(text)
             # a file for another Python lies beside the right one by right
             if offer.sha256 is not None or _fits(offer.file, self._tags):
@@ -309,7 +317,7 @@ class _Filling:
                     self._report.wrong.append(text)
             return False
         except (UnreachableError, RefusedError) as error:
-            problems.append(f"{redact(str(offer.place))}: {error}")
+            problems.append(f"{shown(offer.place)}: {error}")
             return False
         if _fits(offer.file, self._tags):
             self._house.keep(wanted, offer.file, partial)
