@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -321,6 +322,18 @@ def serve(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def make_certificate(folder: Path) -> tuple[Path, Callable[[socket.socket], socket.socket]]:
+    """A certificate for the loopback that nobody has signed, and what makes a socket use it."""
+    path, key = folder / "loopback.pem", folder / "key.pem"
+    request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1"
+    name = "-subj /CN=loopback -addext subjectAltName=IP:127.0.0.1"
+    command = ["openssl", *request.split(), *name.split(), "-keyout", str(key), "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path, key)
+    return path, lambda plain: context.wrap_socket(plain, server_side=True)
 
 
 def kill(child: subprocess.Popen[str]) -> None:

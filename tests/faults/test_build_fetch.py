@@ -14,6 +14,7 @@ from build_support import (
     Checkout,
     Index,
     free_port,
+    make_certificate,
     make_checkout,
     make_wheel,
     serve,
@@ -82,6 +83,24 @@ def test_torch_never_comes_from_a_general_index(
     assert not any("torch" in path for path, _ in index.seen)
     # what could be fetched stays
     assert checkout.place(checkout.locks["smoke"][0]).exists()
+
+
+def test_torch_comes_from_its_index_over_tls(
+    checkout: Checkout, env: dict[str, str], tmp_path: Path
+) -> None:
+    certificate, secure = make_certificate(tmp_path)
+    env["PIP_FIND_LINKS"] = ""
+    with serve(Index(), secure) as torch_index:
+        torch_index.add(checkout.locks["runtime"][2])
+        use_torch_index(checkout, torch_index.simple)
+        untrusted = checkout.run(env=env)
+        assert untrusted.returncode == 2
+        assert f"{torch_index.simple}: its certificate is not trusted" in untrusted.stderr
+        done = checkout.run("--json", env={**env, "PIP_CERT": str(certificate)})
+    assert done.returncode == 0, done.stderr
+    size = checkout.locks["runtime"][2].stat().st_size
+    fetched = json.loads(done.stdout)["data"]["fetched"]
+    assert fetched == {"torch index": {"files": 1, "bytes": size}}
 
 
 def test_broken_connections_are_taken_up(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from build_support import Index, free_port, serve
+from build_support import Index, free_port, make_certificate, serve
 from tpuforge.build.download import (
     Access,
     Patience,
@@ -176,25 +174,9 @@ def test_a_proxy_is_used(index: Index, taker: Taker) -> None:
     assert index.seen[-1][0] == "http://files.example/files/a.whl"
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate for the loopback that nobody has signed, with its key."""
-    path = tmp_path / "loopback.pem"
-    request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1"
-    name = "-subj /CN=loopback -addext subjectAltName=IP:127.0.0.1"
-    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(path)]
-    command = ["openssl", *request.split(), *name.split(), *files]
-    subprocess.run(command, check=True, capture_output=True)
-    return path
-
-
-def test_certificates(tmp_path: Path, taker: Taker, certificate: Path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, tmp_path / "key.pem")
-
-    with serve(
-        Index(files={"a.whl": CONTENT}), lambda plain: context.wrap_socket(plain, server_side=True)
-    ) as index:
+def test_certificates(tmp_path: Path, taker: Taker) -> None:
+    certificate, secure = make_certificate(tmp_path)
+    with serve(Index(files={"a.whl": CONTENT}), secure) as index:
         url = f"{index.url}/files/a.whl"
         with pytest.raises(UnreachableError, match="certificate is not trusted"):
             taker.take(url)
