@@ -54,9 +54,12 @@ class Ended:
     output: str
 
     @property
-    def tail(self) -> str:
-        """The last lines of the output, for a message."""
-        return "\n".join(self.output.strip().splitlines()[-8:])
+    def story(self) -> str:
+        """Why there is no value, with the last lines of the output unless an exception says all."""
+        last = self.output.strip().splitlines()[-8:]
+        if self.kind in ("signal", "exit", "timeout") and last:
+            return "\n".join([str(self.error), *last])
+        return str(self.error)
 
 
 def run(
@@ -190,12 +193,21 @@ def _end_group(pid: int) -> None:
         except (ProcessLookupError, PermissionError):
             return
         deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            # WNOWAIT leaves the status for the one who reads the child's memory figures
-            with contextlib.suppress(ChildProcessError):
-                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    break
+        while time.monotonic() < deadline and not _all_ended(pid):
             time.sleep(0.02)
+
+
+def _all_ended(pid: int) -> bool:
+    """Whether the leader of a session has ended, or, once it was waited for, the whole session."""
+    try:
+        # WNOWAIT leaves the status for the one who reads the child's memory figures
+        return bool(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+    except ChildProcessError:
+        try:
+            os.killpg(pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return True
+        return False
 
 
 def _end_of(log: Path) -> str:

@@ -105,8 +105,7 @@ class Check:
         """
         self.peak_memory_bytes = max(self.peak_memory_bytes or 0, ended.peak_memory_bytes)
         if ended.error is not None:
-            more = f"\n{ended.tail}" if ended.kind in ("signal", "exit", "timeout") else ""
-            raise AssertionError(f"{ended.error}{more}")
+            raise AssertionError(ended.story)
         return ended.value
 
     def cannot(self, why: str) -> NoReturn:

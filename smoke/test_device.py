@@ -52,7 +52,7 @@ def test_usable(check: Check, tpus: list[chips.Chip], runtime: dict[str, str]) -
         what = "busy" if _BUSY.search(f"{ended.error}\n{ended.output}") else "unusable"
         check.figures["state"] = what
         _UNUSABLE.append(f"the TPU is {what}")
-        raise AssertionError(f"the TPU is {what}: {ended.error}\n{ended.tail}")
+        raise AssertionError(f"the TPU is {what}: {ended.story}")
     check.detail = f"{len(tpus)} chips of TPU {tpus[0].generation}"
 
 

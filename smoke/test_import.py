@@ -21,24 +21,6 @@ def by_name() -> isolate.Ended:
     return isolate.run(workloads.import_torch_tpu, timeout=_LIMIT_S, env=_QUIET)
 
 
-def expected_glue(torch: str, bundled: list[str]) -> str:
-    """The glue that TorchTPU must pick: the newest one that is not newer than torch.
-
-    Args:
-        torch: torch's version, such as ``2.13.0+cpu``.
-        bundled: The versions it bundles, such as ``2_13_0``.
-
-    Returns:
-        One of them.
-    """
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", torch)
-    assert match, f"torch calls itself {torch!r}, which is not a release"
-    own = tuple(int(part) for part in match.groups())
-    fitting = [one for one in bundled if tuple(map(int, one.split("_"))) <= own]
-    assert fitting, f"torch_tpu has no glue for torch {torch}: it has {', '.join(bundled)}"
-    return max(fitting, key=lambda one: tuple(map(int, one.split("_"))))
-
-
 @pytest.mark.check(
     id="import.torch",
     purpose="torch alone loads, multiplies on the CPU and has no CUDA",
@@ -65,7 +47,7 @@ def test_autoload(check: Check, tpus: list[chips.Chip]) -> None:
     check.figures["import_seconds"] = found["import_seconds"]
     assert found["torch_tpu_loaded"], "import torch did not load torch_tpu"
     assert found["product"] == 64 * 64 * 128, f"a matrix product is wrong: {found['product']}"
-    seen = "a TPU is on the PCI bus" if tpus else "no TPU is on the PCI bus"
+    seen = "a TPU chip is on the PCI bus" if tpus else "no TPU is on the PCI bus"
     assert found["available"] == bool(tpus), (
         f"{seen}, and torch.accelerator.is_available() says {found['available']}"
     )
@@ -83,7 +65,7 @@ def test_torch_tpu(check: Check, here: Place, by_name: isolate.Ended) -> None:
     check.figures["import_seconds"] = found["import_seconds"]
     folders = (here.site / "torch_tpu" / "csrc" / "common").glob("glue_*")
     bundled = sorted(folder.name.removeprefix("glue_") for folder in folders)
-    expected = expected_glue(found["torch"], bundled)
+    expected = workloads.expected_glue(found["torch"], bundled)
     versions = {m[1] for name in found["glue"] if (m := re.search(r"(\d+_\d+_\d+)", name))}
     check.figures |= {"glue": sorted(versions), "bundled": bundled, "libraries": found["glue"]}
     assert versions, "none of torch_tpu's glue is in memory"

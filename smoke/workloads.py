@@ -13,6 +13,7 @@ passes unless told otherwise, so the device tier gives wider ones.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -81,6 +82,24 @@ def loaded_glue() -> list[str]:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/") > 1}
     own = {path for path in paths if "/torch_tpu/" in path and ".so" in path}
     return sorted(Path(path).name for path in own)
+
+
+def expected_glue(torch: str, bundled: list[str]) -> str:
+    """The glue that TorchTPU must pick: the newest one that is not newer than torch.
+
+    Args:
+        torch: torch's version, such as ``2.13.0+cpu``.
+        bundled: The versions it bundles, such as ``2_13_0``.
+
+    Returns:
+        One of them.
+    """
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", torch)
+    assert match, f"torch calls itself {torch!r}, which is not a release"
+    own = tuple(int(part) for part in match.groups())
+    fitting = [one for one in bundled if tuple(map(int, one.split("_"))) <= own]
+    assert fitting, f"torch_tpu has no glue for torch {torch}: it has {', '.join(bundled)}"
+    return max(fitting, key=lambda one: tuple(map(int, one.split("_"))))
 
 
 def matmul_2x2() -> dict[str, Any]:
