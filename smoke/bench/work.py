@@ -5,21 +5,29 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from smoke.bench import pagecache
+
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 
 
-def import_torch() -> dict[str, float]:
+def import_torch() -> dict[str, float | int | None]:
     """Import torch, which loads the TPU backend by itself.
 
     Returns:
-        Seconds of the import, interpreter start not included.
+        ``seconds`` of the import, interpreter start not included; ``read_bytes`` from storage in
+        the process's whole life, and ``file_bytes`` of files in its memory, where the kernel
+        counts them.
     """
     started = time.perf_counter()
     import torch
 
     spent = time.perf_counter() - started
     assert torch.__version__
-    return {"seconds": spent}
+    return {
+        "seconds": spent,
+        "read_bytes": pagecache.read_bytes(),
+        "file_bytes": pagecache.file_bytes(),
+    }
 
 
 def steps(warmup: int, count: int) -> dict[str, object]:

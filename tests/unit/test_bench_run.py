@@ -101,15 +101,30 @@ def test_an_unwritable_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("smoke_on_path")
-def test_a_file_in_use_is_not_called_cold(tmp_path: Path) -> None:
+def test_only_what_came_from_storage_is_called_cold() -> None:
+    run = importlib.import_module("smoke.bench.run")
+    assert run._warm({"read_bytes": 190_000_000, "file_bytes": 200_000_000}) is None
+    assert "only 1 MB of 200 MB" in run._warm({"read_bytes": 10**6, "file_bytes": 2 * 10**8})
+    assert "does not count" in run._warm({"read_bytes": None, "file_bytes": 200_000_000})
+
+
+@pytest.mark.usefixtures("smoke_on_path")
+def test_a_process_knows_what_it_holds_of_files() -> None:
     pagecache = importlib.import_module("smoke.bench.pagecache")
-    path = tmp_path / "library.so"
-    with path.open("wb") as file:
-        file.write(os.urandom(4 << 20))
-        file.flush()
-        os.fsync(file.fileno())
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page is mapped now
-        in_use = pagecache.drop([tmp_path])
-    assert in_use > 0.9
-    assert pagecache.drop([tmp_path]) <= in_use
+    program = Path(sys.executable).resolve()
+    before = pagecache.file_bytes()
+    with program.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page is in memory now
+        held = pagecache.file_bytes()
+    assert held - before > program.stat().st_size / 2
+    assert pagecache.read_bytes() >= 0
+
+
+@pytest.mark.usefixtures("smoke_on_path")
+def test_dropping_changes_no_file(tmp_path: Path) -> None:
+    pagecache = importlib.import_module("smoke.bench.pagecache")
+    data = os.urandom(1 << 20)
+    (tmp_path / "library.so").write_bytes(data)
+    (tmp_path / "link").symlink_to("nowhere")
+    pagecache.drop([tmp_path, tmp_path / "missing"])
+    assert (tmp_path / "library.so").read_bytes() == data

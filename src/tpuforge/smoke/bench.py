@@ -63,6 +63,8 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
     with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
         record = None if options.again else container.earlier(folder, "bench.json", key)
         if record is not None and record.get("exit_code") == Exit.OK:
+            if not options.json:
+                _show(read_json(folder / "bench.json"), subject)
             return _outcome("unchanged", subject, folder, record)
         engine = engine or container.find_engine(progress)
         notes: list[str] = []
@@ -233,15 +235,18 @@ def _outcome(
 
 
 def _show(result: dict[str, Any], subject: container.Subject) -> None:
-    rows = []
+    rows, missing = [], []
     for item in result["measurements"]:
         if item["median"] is None:
-            rows.append((item["id"], "not run", "", item["not_run"] or ""))
+            rows.append((item["id"], "not run", ""))
+            missing.append(f"not run: {item['id']}: {item['not_run']}")
             continue
         count = len(item["samples"])
-        spread = f"{item['min']:.4g} to {item['max']:.4g}, {count} samples" if count > 1 else ""
-        rows.append((item["id"], f"{item['median']:.4g} {item['unit']}", spread, ""))
-    print_table(("measurement", "median", "spread", ""), rows, title=subject.reference)
+        spread = f"{item['min']:.4g} to {item['max']:.4g} ({count})" if count > 1 else ""
+        rows.append((item["id"], f"{item['median']:.4g} {item['unit']}", spread))
+    print_table(("measurement", "median", "spread (samples)"), rows, title=subject.reference)
+    for line in missing:
+        print(line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
