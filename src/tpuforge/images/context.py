@@ -258,6 +258,12 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
         copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+    if _tree_digest(suite) != inputs.suite_sha256:
+        raise ForgeError(
+            "smoke/ was edited while the bake began",
+            expected="one state of the suite",
+            mend="forge bake, once more",
+        )
 
 
 def _wheel(package: Locked) -> Path:

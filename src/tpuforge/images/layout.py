@@ -194,7 +194,7 @@ def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
         if blob.media_type.endswith("+zstd"):
             source: BinaryIO = cast(BinaryIO, Reader(file))
         elif blob.media_type.endswith(("+gzip", ".gzip")):
-            source = cast(BinaryIO, gzip.open(file))
+            source = cast(BinaryIO, gzip.GzipFile(fileobj=file))
         elif blob.media_type.endswith(".tar"):
             source = file
         else:

@@ -1,0 +1,127 @@
+"""What tests on a real engine share: the engine and the image, had through the real verbs.
+
+They use this checkout's own ``out`` folder, so what is already there is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def verb(
+    module: str, *arguments: str, timeout: float = 1800, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb as a user would, as a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def result(module: str, *arguments: str) -> dict[str, Any]:
+    """Run a verb that must succeed; its data."""
+    done = verb(module, *arguments, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    data: dict[str, Any] = json.loads(done.stdout)["data"]
+    return data
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine, and how to call its client."""
+
+    docker: str
+    env: dict[str, str]
+    record: dict[str, Any]
+
+    def run(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run a docker command."""
+        return subprocess.run(
+            [self.docker, *words],
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+
+@dataclass(frozen=True)
+class Image:
+    """A finished image in an engine."""
+
+    engine: Engine
+    record: dict[str, Any]
+    out: Path
+
+    @property
+    def slug(self) -> str:
+        """The name of its folder."""
+        return f"{self.record['image']}-py{self.record['python'].replace('.', '')}"
+
+    @property
+    def layout(self) -> Path:
+        """Its OCI layout."""
+        return self.out / "images" / self.slug / "oci"
+
+    @property
+    def name(self) -> str:
+        """Its name and tag."""
+        return str(self.record["name"])
+
+    def run(
+        self, *command: str, options: Sequence[str] = ("--network=none",), timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a container of its own."""
+        words = ["run", "--rm", "--init", *options, self.name, *command]
+        return self.engine.run(*words, timeout=timeout)
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link, or a copy where there can be none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def private_out(folder: Path, out: Path, *, base: bool = True) -> Path:
+    """An out folder with the wheels and the base of another one, and nothing baked."""
+    for name in ("wheelhouse", "debs", *(("base",) if base else ())):
+        for path in (out / name).rglob("*"):
+            if path.is_file() and ".partial" not in path.parts:
+                link(path, folder / name / path.relative_to(out / name))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    """The engine that the verbs use; set up if there is none."""
+    record = result("tpuforge.images.engine")
+    return Engine(record["docker"], record["env"], record)
+
+
+@pytest.fixture(scope="session")
+def image(engine: Engine) -> Image:
+    """The default image, baked if it is not there."""
+    result("tpuforge.build.wheelhouse")
+    record = result("tpuforge.images.bake")
+    return Image(engine, record, Path(os.environ.get("TPUFORGE_OUT") or ROOT / "out"))
