@@ -19,15 +19,12 @@ LOCK = SRC.parent / "lock" / "debian" / "bookworm.lock"
 DEAD = "http://127.0.0.1:9/debian"
 
 STAND_IN = """#!{python}
-import io, os, sys, tarfile, time
-mode = os.environ.get("TMPDIR", "")
-sys.path[:] = [p for p in sys.path if p]
+import io, shlex, sys, tarfile, time
 options = [a for a in sys.argv[1:] if a.startswith("--")]
-target, source = sys.argv[-2:]
+target = sys.argv[-2]
 names = next(a for a in options if a.startswith("--include="))[10:].split(",")
-repository = source.split("copy:")[1].split()[0]
-from urllib.parse import unquote
-index = open(unquote(repository) + "/Packages").read()
+hook = next(a for a in options if "=copy-in " in a)
+index = open(shlex.split(hook)[1] + "/Packages").read()
 versions = {{}}
 for block in index.split("\\n\\n"):
     fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import re
+import shlex
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -46,6 +47,10 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - folders there are made by mkdtemp
 _TREE_BYTES = 1_000_000_000
 _PROVIDER = re.compile(r"docker-image://[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _MERGE = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s "usr/$d" "$1/$d"; done'
+_SOURCE = (
+    "printf 'deb [trusted=yes] copy:%s/repository ./\\n' "
+    '"$(printf %s "$1" | sed \'s/%/%25/g; s/ /%20/g\')" >"$1/etc/apt/sources.list"'
+)
 # content that the container engine gives, or that only this machine's build left behind
 _DROPPED_BELOW = (
     *("dev", "proc", "sys", "run", "tmp", "var/tmp", "var/log", "var/lib/apt", "var/cache/apt"),
@@ -301,9 +306,9 @@ def _build(
     """Install the packages and wrap the result as a layout in ``work/layout``."""
     repository = work / "repository"
     repository.mkdir()
-    source = debian.flat_repository(debs, repository)
+    debian.flat_repository(debs, repository)
     with progress.step(f"installing {len(debs)} packages into the base of {suite.name}"):
-        raw = _mmdebstrap(source, debs, work, epoch, progress)
+        raw = _mmdebstrap(repository, debs, work, epoch, progress)
     with progress.step("writing the base layer"):
         _check_installed(raw, debs)
         tar = work / "layer.tar"
@@ -351,9 +356,9 @@ def _line(text: str) -> oci.Edit:
 
 
 def _mmdebstrap(
-    source: str, debs: Sequence[debian.Deb], work: Path, epoch: int, progress: Progress
+    repository: Path, debs: Sequence[debian.Deb], work: Path, epoch: int, progress: Progress
 ) -> Path:
-    """Install packages from a source into a tar below a folder."""
+    """Install packages from a flat repository into a tar below a folder."""
     target = work / "raw.tar"
     root = os.geteuid() == 0
     env = clean_env(SOURCE_DATE_EPOCH=str(epoch))
@@ -373,11 +378,15 @@ def _mmdebstrap(
         # no fsync per file: a half-made tree is thrown away, never taken for finished
         "--dpkgopt=force-unsafe-io",
         f"--setup-hook={_MERGE}",
-        # all names are given: what apt would recommend or choose does not matter
+        # copied in, because another user's ids may not read this user's folders
+        f"--setup-hook=copy-in {shlex.quote(str(repository))} /",
+        f"--setup-hook={_SOURCE}",
+        f'--customize-hook=rm -r "$1/{repository.name}"',
         "--format=tar",
         "",
         str(target),
-        source,
+        # replaced by the hook: the folder's name is known only then
+        "deb [trusted=yes] copy:/repository ./",
     ]
     try:
         done = run(

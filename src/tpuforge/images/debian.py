@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
@@ -709,7 +709,7 @@ def _take(apt: Apt, debs: Sequence[Deb], progress: Progress) -> None:
     progress.note(f"{len(debs)} Debian packages fetched and verified ({size(total)})")
 
 
-def flat_repository(debs: Sequence[Deb], folder: Path) -> str:
+def flat_repository(debs: Sequence[Deb], folder: Path) -> None:
     """Make a flat apt repository of stored packages.
 
     The digests are in its index, so apt checks the bytes again while it installs them.
@@ -717,9 +717,6 @@ def flat_repository(debs: Sequence[Deb], folder: Path) -> str:
     Args:
         debs: Packages that are stored.
         folder: An empty folder.
-
-    Returns:
-        A line for a ``sources.list``.
 
     Raises:
         ForgeError: If dpkg-deb cannot read one.
@@ -737,4 +734,3 @@ def flat_repository(debs: Sequence[Deb], folder: Path) -> str:
             f"Size: {link.stat().st_size}\nSHA256: {deb.sha256}\n"
         )
     (folder / "Packages").write_text("\n".join(index), encoding="utf-8")
-    return f"deb [trusted=yes] copy:{quote(str(folder))} ./"
