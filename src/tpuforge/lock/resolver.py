@@ -55,7 +55,7 @@ _TIME_LIMIT_S = 300.0
 _RESOLVERS = ("pip", "pip-tools", "uv")
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)")
 _ASK_PYTHON = (
-    "import ensurepip, platform, sys, venv;"
+    "import platform, sys, venv;"
     "print(platform.python_implementation(), '%d.%d' % sys.version_info[:2])"
 )
 
@@ -86,21 +86,26 @@ def workspace() -> Iterator[Path]:
         yield Path(name)
 
 
-def home_python(source: Source) -> Path:
-    """A Python of the running version that has the locked resolvers.
-
-    Args:
-        source: Where packages come from.
-
-    Returns:
-        The running one where it is ``.venv``; else one of an environment under ``out/lock``.
+def home_python() -> Path:
+    """The running Python, once it is known to have the locked resolvers.
 
     Raises:
-        ForgeError: If the environment cannot be made.
+        ForgeError: If it has others: their results could differ.
     """
-    if _has_locked_tools():
-        return Path(sys.executable)
-    return _environment(RUNNING, Path(sys.executable), source)
+    path = lock_path("tools", RUNNING)
+    locked = {p.name: p.version for p in read_lock(path)} if path.exists() else {}
+    for name in _RESOLVERS:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            found = "none"
+        if found != locked.get(name):
+            raise ForgeError(
+                f"this Python has {name} {found}",
+                expected=f"{name} {locked.get(name, 'as locked')}, as in lock/{path.name}",
+                mend="run it in the locked environment: ./forge lock",
+            )
+    return Path(sys.executable)
 
 
 def target_python(python: str, source: Source) -> Path | None:
@@ -120,22 +125,11 @@ def target_python(python: str, source: Source) -> Path | None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return None
     if python == RUNNING:
-        return home_python(source)
+        return home_python()
     interpreter = _interpreter(python)
     if interpreter is None or not lock_path("tools", python).exists():
         return None
     return _environment(python, interpreter, source)
-
-
-def _has_locked_tools() -> bool:
-    path = lock_path("tools", RUNNING)
-    if not path.exists():
-        return False
-    locked = {package.name: package.version for package in read_lock(path)}
-    try:
-        return all(version(name) == locked.get(name) for name in _RESOLVERS)
-    except PackageNotFoundError:
-        return False
 
 
 def _interpreter(python: str) -> Path | None:
@@ -156,29 +150,23 @@ def _interpreter(python: str) -> Path | None:
 def _environment(python: str, interpreter: Path, source: Source) -> Path:
     """An environment with the locked tools of a Python, made once under ``out/lock``."""
     lock = lock_path("tools", python)
-    if not lock.exists():
-        raise ForgeError(
-            f"there are no locked tools for Python {python}",
-            expected=str(lock),
-            mend="run it with another Python, such as python3.11",
-        )
     packages = (f"{package.name} {package.sha256}" for package in read_lock(lock))
     key = sha256_text(str(interpreter.resolve()), *packages)[:16]
-    place = out_dir() / "lock" / f"tools-py{python.replace('.', '')}-{key}"
+    stem = f"tools-py{python.replace('.', '')}-"
+    place = out_dir() / "lock" / f"{stem}{key}"
     made = place / "bin" / "python"
     done = place / "made"
     if done.exists():
         return made
-    for old in place.parent.glob(f"tools-py{python.replace('.', '')}-*"):
+    for old in place.parent.glob(f"{stem}*"):
         shutil.rmtree(old, ignore_errors=True)
+    # without pip: Debian's Python has none to give, and the lock brings one
+    make = [str(interpreter), "-I", "-m", "venv", "--without-pip", str(place)]
+    run(make, timeout=120, doing=f"making an environment of Python {python}")
+    words: list[str | Path] = [home_python(), "-m", "uv", "pip", "install", "--quiet"]
+    words += ["--no-config", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     run(
-        [interpreter, "-I", "-m", "venv", str(place)],
-        timeout=120,
-        doing=f"a venv for Python {python}",
-    )
-    words: list[str | Path] = [made, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
-    run(
-        [*words, "--only-binary", ":all:", "-r", lock],
+        [*words, "--python", made, "--requirements", lock],
         timeout=_TIME_LIMIT_S,
         env=source.env(),
         doing=f"installing the locked tools for Python {python}",
@@ -254,7 +242,7 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
         UnreachableError: If the index does not answer.
     """
     target = _target(job, way)
-    home = home_python(job.source)
+    home = home_python()
     torch = torch_wheel(job.pins, job.python)
     decided = constraints(job.pins)
     names = read_input(LOCK_DIR / f"{job.flavour}.in", decided)
@@ -427,7 +415,7 @@ def verify(job: Job, packages: Sequence[Locked], work: Path) -> int:
     """
     if not packages:
         return 0
-    home = home_python(job.source)
+    home = home_python()
     _write(work / "new", [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages])
     words: list[str | Path] = [home, "-m", "pip", "download", "-q", "--require-hashes"]
     words += [*job.target(), "--dest", work / "files", "-r", work / "new"]
