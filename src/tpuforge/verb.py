@@ -98,10 +98,13 @@ def run_verb(
     before = {
         number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
     }
-    name = result_name(options) if result_name else verb
+    name = verb
     started = datetime.now(UTC)
     clock = time.monotonic()
     try:
+        if result_name is not None:
+            # it may read the pins, and those may be bad
+            name = result_name(options)
         with Progress(verb, quiet=options.json) as progress:
             outcome = action(options, progress)
     except ForgeError as error:
