@@ -247,6 +247,7 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
         {
             "schema": "tpuforge.engine/1",
             "docker_host": "unix:///nowhere.sock",
+            "env": {"DOCKER_HOST": "unix:///nowhere.sock"},
             "docker": str(client),
         },
     )

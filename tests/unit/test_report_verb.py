@@ -36,12 +36,19 @@ def test_a_healthy_image(tmp_path: Path) -> None:
     assert report_json(tmp_path)["exit_code"] == 0
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("unhealthy", 1), ("unjudged", 2), ("device", 3)])
-def test_the_exit_code_is_the_verdict(tmp_path: Path, verdict: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "code", "word"),
+    [
+        ("unhealthy", 1, "Unhealthy"),
+        ("unjudged", 2, "Not judged"),
+        ("device", 3, "Device unusable"),
+    ],
+)
+def test_the_exit_code_is_the_verdict(tmp_path: Path, verdict: str, code: int, word: str) -> None:
     fill(tmp_path, health_data=health(verdict, code))
     done = forge("release.report", out=tmp_path)
     assert done.returncode == code
-    assert f"health:  {verdict}" in done.stdout
+    assert f"health:  {word}. " in done.stdout
 
 
 def test_no_health_yet(tmp_path: Path) -> None:
@@ -122,7 +129,7 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
         "notes": ["the base has drifted"],
         "exit_code": 0,
     }
-    support.write(tmp_path / "results/bake.json", result)
+    support.write(tmp_path / "results/bake-runtime-py311.json", result)
     failed = {
         "schema": "tpuforge.result/1",
         "verb": "bench",

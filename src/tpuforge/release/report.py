@@ -27,6 +27,7 @@ BENCH_SCHEMA = "tpuforge.bench/1"
 IMAGE_SCHEMA = "tpuforge.image/1"
 RESULT_SCHEMA = "tpuforge.result/1"
 TIERS = ("static", "import", "compile", "simulate", "device")
+MAIN_JOB = ("lock_check", "fetch_wheel", "bake", "smoke", "bench")
 STAGES = ("lock_check", "fetch_wheel", "engine", "base", "bake", "smoke", "bench", "reproduce")
 """Verbs whose last run the page shows, in the order of the main job."""
 
@@ -68,7 +69,7 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
     image = read_image(out / "images" / slug, slug, options.flavour)
     health = read_part(out / "health" / slug, "health.json", HEALTH_SCHEMA, image)
     bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
-    stages = read_stages(out / "results", options.image, options.python)
+    stages = read_stages(out / "results", slug)
     notes = gather_notes(image, health, bench, stages)
     page = page_module()
     verdict = judge(page, health)
@@ -100,11 +101,15 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
         },
     )
     tiers = _tiers(health)
+    word = page.VERDICTS[verdict["word"]][1]
     if not options.json:
-        _show(image, tiers, verdict, notes, target)
+        if health.data is not None:
+            print_table(("tier", "verdict", "time", "peak memory", ""), tiers)
+            print()
+        _show(image, f"{word}. {verdict['why']}", notes, target)
     return Outcome(
         "done",
-        f"{image['name']}: {page.VERDICTS[verdict['word']][1].lower()}; {target}",
+        f"{image['name']}: {word.lower()}; {target}",
         data={
             "report": str(target),
             "image": image["name"],
@@ -182,7 +187,7 @@ def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Pa
     if not isinstance(data, dict) or data.get("schema") != schema or not isinstance(record, dict):
         return Part(None, "missing", f"what the last run of {verb} left is not whole")
     if sha256_file(folder / name) != record.get("sha256"):
-        return Part(None, "missing", f"{name} was changed after the run that made it")
+        return Part(None, "missing", f"the file {name} was changed after the run that made it")
     ran = str(record.get("manifest_digest"))
     if ran != image["manifest_digest"]:
         return Part(
@@ -193,29 +198,27 @@ def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Pa
     return Part(data, "fresh")
 
 
-def read_stages(folder: Path, image: str | None, python: str | None) -> list[dict[str, Any]]:
-    """The last results of the verbs of the main job, in its order; "not run" where there is none.
+def read_stages(folder: Path, slug: str) -> list[dict[str, Any]]:
+    """The last results of the verbs, in the order of the main job.
 
     Args:
         folder: ``out/results``.
-        image: The image that was named, if any: its own results come first.
-        python: The Python that was named, if any.
+        slug: The image, such as ``runtime-py311``.
 
     Returns:
-        ``tpuforge.result/1`` records.
+        ``tpuforge.result/1`` records; for a verb of the main job without one, its status is
+        ``not run``.
     """
-    words = [word for word in (image, python and f"py{python.replace('.', '')}") if word]
-    suffixes = ["-" + "-".join(words), ""] if words else [""]
     stages = []
     for verb in STAGES:
-        for suffix in suffixes:
-            record = read_json(folder / f"{verb}{suffix}.json")
+        for name in (f"{verb}-{slug}", verb):
+            record = read_json(folder / f"{name}.json")
             if isinstance(record, dict) and record.get("schema") == RESULT_SCHEMA:
                 stages.append(record)
                 break
         else:
-            if verb in ("lock_check", "fetch_wheel", "bake", "smoke", "bench"):
-                stages.append({"verb": verb, "status": "not run", "why": "no result is there"})
+            if verb in MAIN_JOB:
+                stages.append({"verb": verb, "status": "not run", "why": "it left no result"})
     return stages
 
 
@@ -309,13 +312,10 @@ def _tiers(health: Part) -> list[tuple[str, str, str, str, str]]:
 
 def _show(
     image: dict[str, Any],
-    tiers: Sequence[Sequence[str]],
-    verdict: dict[str, str],
+    verdict: str,
     notes: Sequence[dict[str, str]],
     target: Path,
 ) -> None:
-    print_table(("tier", "verdict", "time", "peak memory", ""), tiers)
-    print()
     lines = [
         ("image", image["name"]),
         ("digest", image["manifest_digest"]),
@@ -324,7 +324,7 @@ def _show(
             f"{size(image['compressed_bytes'])} compressed, "
             f"{size(image['unpacked_bytes'])} unpacked",
         ),
-        ("health", f"{verdict['word']}. {verdict['why']}"),
+        ("health", verdict),
         ("report", str(target)),
     ]
     for key, value in lines:

@@ -263,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parser(),
         _bench,
         argv,
-        result_name=lambda options: container.result_name("bench", options),
+        result_name=lambda options: f"bench-{container.slug(options)}",
     )
 
 

@@ -82,11 +82,13 @@ class Engine:
 
     Attributes:
         docker: The client.
-        host: What ``DOCKER_HOST`` must be.
+        env: How it reaches the engine, such as ``DOCKER_HOST``.
+        init: Whether the engine has an init process for containers (Debian splits it off).
     """
 
     docker: str
-    host: str
+    env: Mapping[str, str]
+    init: bool = True
 
     def call(
         self, *words: str | Path, timeout: float = 60, check: bool = True, **more: Any
@@ -99,7 +101,7 @@ class Engine:
             check: Raise when it fails.
             **more: Further arguments of ``run``.
         """
-        env = clean_env(**({"DOCKER_HOST": self.host} if self.host else {}))
+        env = clean_env(**self.env)
         return run([self.docker, *words], timeout=timeout, env=env, check=check, **more)
 
 
@@ -182,15 +184,23 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def result_name(verb: str, options: argparse.Namespace) -> str:
-    """The name of a verb's result file: the verb, and the image if one was named.
+def slug(options: argparse.Namespace) -> str:
+    """The folder name in ``out/`` of the image that the options name.
 
     Args:
-        verb: The verb.
-        options: Its parsed options.
+        options: With ``image``, ``python`` and ``image_ref``.
+
+    Returns:
+        Such as ``runtime-py311``; ``ref`` for an image that was named by its reference.
+
+    Raises:
+        ForgeError: If that Python is not supported, or the pins are bad.
     """
-    words = [verb, options.image, options.python and f"py{options.python.replace('.', '')}"]
-    return "-".join(word.replace("/", "_") for word in words if word)
+    if options.image_ref:
+        return "ref"
+    pins = load()
+    python = pins.python(options.python)
+    return f"{options.image or pins.default_image}-py{python.replace('.', '')}"
 
 
 def baked(options: argparse.Namespace) -> Subject:
@@ -205,18 +215,15 @@ def baked(options: argparse.Namespace) -> Subject:
     Raises:
         ForgeError: If it was not baked, its record is damaged, or it has another flavour.
     """
-    pins = load()
-    python = pins.python(options.python)
-    image = options.image or pins.default_image
-    slug = f"{image}-py{python.replace('.', '')}"
-    folder = out_dir() / "images" / slug
+    name = slug(options)
+    folder = out_dir() / "images" / name
     record = read_json(folder / "image.json")
     mend = "forge bake"
-    if (options.image, options.python) != (None, None):
-        mend += f" --image {image} --python {python}"
+    for option, value in (("--image", options.image), ("--python", options.python)):
+        mend += f" {option} {value}" if value else ""
     if record is None:
         raise ForgeError(
-            f"the image {slug} was not baked",
+            f"the image {name} was not baked",
             expected=str(folder / "image.json"),
             mend=mend,
         )
@@ -235,11 +242,11 @@ def baked(options: argparse.Namespace) -> Subject:
         ) from error
     if options.flavour and options.flavour != flavour:
         raise ForgeError(
-            f"{slug} was baked from the flavour {flavour}",
+            f"{name} was baked from the flavour {flavour}",
             expected=f"the flavour {options.flavour}",
             mend=f"{mend} --flavour {options.flavour}",
         )
-    return Subject(slug, reference, digests, folder / "oci")
+    return Subject(name, reference, digests, folder / "oci")
 
 
 def referenced(engine: Engine, reference: str) -> Subject:
@@ -281,8 +288,12 @@ def find_engine(progress: Progress) -> Engine:
     if engine is not None and _answers(engine):
         return engine
     with progress.step("looking for a Docker engine"):
-        names = ("TPUFORGE_OUT", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG")
-        chosen = {name: os.environ[name] for name in names if name in os.environ}
+        # which engine is the user's own choice, and that verb is who honours it
+        chosen = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("DOCKER_", "TPUFORGE_"))
+        }
         done = run(
             [sys.executable, "-m", "tpuforge.images.engine", "--json"],
             timeout=900,
@@ -305,7 +316,12 @@ def _recorded() -> Engine | None:
     record = read_json(out_dir() / "engine" / "engine.json")
     if not isinstance(record, dict) or not record.get("docker"):
         return None
-    return Engine(str(record["docker"]), str(record.get("docker_host") or ""))
+    env = record.get("env") or {}
+    return Engine(
+        str(record["docker"]),
+        {str(key): str(value) for key, value in env.items()},
+        bool(record.get("init", True)),
+    )
 
 
 def _answers(engine: Engine) -> bool:
@@ -516,7 +532,9 @@ class Room:
         """
         name = f"tpuforge-{secrets.token_hex(8)}"
         words: list[str | Path] = [
-            *("run", "--rm", "--init", "--name", name, "--label", f"{_LABEL}={_owner()}"),
+            *("run", "--rm", "--name", name, "--label", f"{_LABEL}={_owner()}"),
+            # without one, "timeout" is the first process, and passes signals on as well
+            *(["--init"] if self.engine.init else []),
             *("--network=none", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),  # noqa: S108
             *("--security-opt", "no-new-privileges", "--memory", MEMORY, "--pull", "never"),
             *job.options,

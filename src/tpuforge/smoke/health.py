@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parser(),
         _smoke,
         argv,
-        result_name=lambda options: container.result_name("smoke", options),
+        result_name=lambda options: f"smoke-{container.slug(options)}",
     )
 
 
