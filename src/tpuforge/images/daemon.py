@@ -238,7 +238,7 @@ def start(progress: Progress) -> int:
     }
     write_json(_config_path(), config)
     command = [which("dockerd"), f"--config-file={_config_path()}"]
-    if Path("/sys/class/net/docker0").exists():
+    if any(name == "docker0" for _, name in socket.if_nameindex()):
         # with "bridge": "none" dockerd removes a docker0 it finds, and this one is another's
         command = [which("unshare"), "--net", "--", *command]
     env = clean_env()

@@ -1,0 +1,101 @@
+"""The private daemon's own paths: what is taken for ours, and what is written for Debian 12."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpuforge.console import Progress
+from tpuforge.errors import ForgeError
+from tpuforge.images import daemon, debian, host
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    return tmp_path
+
+
+def test_a_deep_out_folder_gets_a_short_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / ("d" * 90)))
+    assert daemon.run_folder().parent == Path("/run")
+    assert len(os.fsencode(daemon.run_folder() / "exec/containerd/containerd.sock.ttrpc")) <= 107
+    monkeypatch.setattr(daemon, "folder", lambda: Path("/srv/out/engine"))
+    assert daemon.run_folder() == Path("/srv/out/engine/run")
+
+
+def test_only_this_daemons_processes_are_ours(out: Path) -> None:
+    engine, runs = out / "engine", daemon.run_folder()
+    ours = daemon._is_ours
+    assert ours(["/usr/sbin/dockerd", f"--config-file={engine}/daemon.json"])
+    assert ours(["containerd", "--config", f"{runs}/exec/containerd/containerd.toml"])
+    assert not ours(["/usr/sbin/dockerd", "--config-file=/etc/docker/daemon.json"])
+    assert not ours(["dockerd"])
+    assert not ours(["containerd", "--config", "/etc/containerd/config.toml"])
+    assert not ours(["vim", f"--config-file={engine}/daemon.json"])
+    assert not ours([])
+
+
+def test_a_stale_process_id_is_not_taken_for_a_daemon(out: Path) -> None:
+    (out / "engine").mkdir()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (out / "engine" / "dockerd.pid").write_text(str(child.pid))
+        assert daemon.running_pid() is None
+        with Progress("test", quiet=True) as progress:
+            assert daemon.end_all(progress) is False
+        assert child.poll() is None, "a stranger's process was ended"
+    finally:
+        child.kill()
+        child.wait()
+    assert not (out / "engine" / "dockerd.pid").exists()
+
+
+def test_debian_12_takes_docker_and_nothing_else_from_13(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[list[str]] = []
+    monkeypatch.setattr(daemon, "_SOURCES", out / "apt" / "docker.sources")
+    monkeypatch.setattr(daemon, "_PREFERENCES", out / "apt" / "docker")
+    monkeypatch.setattr(daemon, "which", lambda name: "")
+    monkeypatch.setattr(daemon, "can_install", lambda: True)
+    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian", "VERSION_ID": "12"})
+    monkeypatch.setattr(debian, "find_mirror", lambda: debian.Mirror("http://m.example/d", "", ""))
+    monkeypatch.setattr(debian, "keyring", lambda: Path("/k.gpg"))
+    monkeypatch.setattr(daemon, "apt_install", lambda names, progress: installed.append([*names]))
+    with Progress("test", quiet=True) as progress:
+        daemon.ensure_packages(progress)
+    assert "runc" not in installed[-1]
+    assert {"docker.io", "docker-cli", "docker-buildx", "containerd"} <= set(installed[-1])
+    sources = (out / "apt" / "docker.sources").read_text()
+    assert "URIs: http://m.example/d\nSuites: trixie\n" in sources
+    pins = (out / "apt" / "docker").read_text().split("\n\n")
+    assert "Package: *\nPin: release n=trixie\nPin-Priority: 100" in pins[0]
+    assert pins[1].startswith("Package: docker.io docker-cli docker-buildx containerd\n")
+    assert pins[1].endswith("Pin-Priority: 990\n")
+
+
+def test_an_old_dockerd_is_not_replaced_without_asking(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = out / "dockerd"
+    old.write_text("#!/bin/sh\necho Docker version 20.10.24+dfsg1, build 297e128\n")
+    old.chmod(0o755)
+    monkeypatch.setattr(daemon, "which", lambda name: str(old))
+    with Progress("test", quiet=True) as progress, pytest.raises(ForgeError) as caught:
+        daemon.ensure_packages(progress)
+    assert "is older than 26" in caught.value.found
+    assert caught.value.exit_code == 2
+
+
+def test_mounts_are_found_below_a_folder_only() -> None:
+    assert Path("/proc") in host.mounts_below(Path("/proc"))
+    assert host.mounts_below(Path("/proc/sy")) == []
+    deepest_first = [len(str(path)) for path in host.mounts_below(Path("/"))]
+    assert deepest_first == sorted(deepest_first, reverse=True)
