@@ -237,7 +237,10 @@ def content(layout: Path, blob: Blob) -> Content:
         names = ", ".join(sorted(packages)[:3])
         return Content(unpacked, f"{len(packages)} packages: {names}, …")
     tops = sorted(folder for folder in folders if not any(_above(top, folder) for top in folders))
-    return Content(unpacked, "files in " + ", ".join(tops[:3]) if tops else "an empty folder")
+    return Content(
+        unpacked,
+        "files in " + ", ".join(top or "/" for top in tops[:3]) if tops else "an empty folder",
+    )
 
 
 def _above(top: str, folder: str) -> bool:

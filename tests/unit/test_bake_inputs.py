@@ -1,0 +1,198 @@
+"""The key of a bake, its folders, its labels, and what it says when BuildKit fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tpuforge import pins as pins_module
+from tpuforge.console import Progress
+from tpuforge.errors import ForgeError
+from tpuforge.images import bake, context
+from tpuforge.process import Completed
+
+PINS = pins_module.load()
+
+
+def lock(folder: Path, name: str, packages: dict[str, bytes]) -> None:
+    lines = []
+    for package, data in packages.items():
+        digest = hashlib.sha256(data).hexdigest()
+        lines.append(f"{package} --hash=sha256:{digest}\n")
+        wheel = folder / "out" / "wheelhouse" / digest / f"{package.replace('==', '-')}-any.whl"
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        wheel.write_bytes(data)
+    path = folder / "lock" / f"{name}-py311.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines))
+
+
+RUNTIME = {
+    "libtpu==0.0.52": b"libtpu",
+    "numpy==2.4.6": b"numpy",
+    "torch==2.13.0+cpu": b"torch",
+    "torch-tpu==0.2.0": b"torch-tpu",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small checkout of its own, and an out folder with its wheels."""
+    lock(tmp_path, "runtime", RUNTIME)
+    lock(tmp_path, "smoke", {"pytest==9.2.0": b"pytest"})
+    lock(tmp_path, "tools", {"nox==1": b"nox", "pip==26.3": b"pip"})
+    for name in ("images/Dockerfile", "smoke/cli.py", "smoke/programs/add.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(context, "ROOT", tmp_path)
+    monkeypatch.setattr(context, "IMAGES", tmp_path / "images")
+    monkeypatch.setattr(context, "SUITE", tmp_path / "smoke")
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+    return tmp_path
+
+
+def target() -> context.Target:
+    return context.Target("runtime", "3.11", "runtime", context.image_name("runtime", "3.11", PINS))
+
+
+def key(base: str = "sha256:1") -> str:
+    return context.read_inputs(target(), PINS).key(base)
+
+
+def test_the_name_tells_the_versions() -> None:
+    expected = f"tpuforge/runtime:{PINS.torch_tpu.version}-torch{PINS.torch.version}-py311"
+    assert target().name == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("images/Dockerfile", "images/"),
+        ("smoke/cli.py", "smoke/"),
+        ("smoke/new.py", "smoke/"),
+        ("lock/runtime-py311.txt", "the lock"),
+    ],
+)
+def test_every_file_counts(checkout: Path, path: str, part: str) -> None:
+    before = context.read_inputs(target(), PINS)
+    with (checkout / path).open("a") as file:
+        file.write("\n# more\n")
+    after = context.read_inputs(target(), PINS)
+    assert before.key("b") != after.key("b")
+    assert [name for name in before.parts if before.parts[name] != after.parts[name]] == [part]
+
+
+def test_a_wheel_of_any_group_counts(checkout: Path) -> None:
+    seen = {key()}
+    lock(checkout, "runtime", {**RUNTIME, "numpy==2.4.6": b"another"})
+    seen.add(key())
+    lock(checkout, "smoke", {"pytest==9.2.0": b"another"})
+    seen.add(key())
+    lock(checkout, "tools", {"pip==26.4": b"another"})
+    seen.add(key())
+    assert len(seen) == 4
+
+
+def test_base_pins_and_the_executable_bit_count(checkout: Path) -> None:
+    before = key()
+    assert key("sha256:2") != before
+    later = dataclasses.replace(PINS, epoch=PINS.epoch + 1)
+    assert context.read_inputs(target(), later).key("sha256:1") != before
+    (checkout / "smoke" / "cli.py").chmod(0o755)
+    assert key() != before
+
+
+def test_what_comes_and_goes_with_use_does_not_count(checkout: Path) -> None:
+    before = key()
+    cache = checkout / "smoke" / "__pycache__"
+    cache.mkdir()
+    (cache / "cli.cpython-311.pyc").write_bytes(b"x")
+    (checkout / "smoke" / ".hidden").write_text("x")
+    (checkout / "smoke" / "cli.py").chmod(0o600)
+    os.utime(checkout / "smoke" / "cli.py", (1, 1))
+    # another lock entry of the tools is not in any image
+    lock(checkout, "tools", {"nox==2": b"nox 2", "pip==26.3": b"pip"})
+    assert key() == before
+
+
+def test_the_folders_that_buildkit_reads(checkout: Path) -> None:
+    (checkout / "smoke" / "cli.py").chmod(0o640)
+    inputs = context.read_inputs(target(), PINS)
+    with Progress("bake", quiet=True) as progress:
+        context.prepare(target(), inputs, PINS, progress)
+        # a second time, as after a lock that dropped a package
+        context.prepare(target(), inputs, PINS, progress)
+    work = target().work
+    rest = work / "wheels" / "rest"
+    assert sorted(path.name for path in rest.iterdir()) == [
+        "numpy-2.4.6-any.whl",
+        "requirements.txt",
+    ]
+    digest = hashlib.sha256(b"numpy").hexdigest()
+    assert (rest / "requirements.txt").read_text() == f"numpy==2.4.6 --hash=sha256:{digest}\n"
+    assert (rest / "numpy-2.4.6-any.whl").stat().st_nlink > 1
+    assert stat.S_IMODE((work / "suite" / "cli.py").stat().st_mode) == 0o644
+    assert (work / "facts" / "lock.txt").read_bytes() == target().lock.read_bytes()
+    assert "torch==2.13.0+cpu\n" in (work / "facts" / "constraints.txt").read_text()
+
+
+def test_a_wheel_of_another_digest_is_refused(checkout: Path) -> None:
+    (wheel,) = checkout.glob("out/wheelhouse/*/numpy-*.whl")
+    wheel.write_bytes(b"nUmpy")
+    inputs = context.read_inputs(target(), PINS)
+    with Progress("bake", quiet=True) as progress, pytest.raises(ForgeError) as caught:
+        context.prepare(target(), inputs, PINS, progress)
+    assert caught.value.exit_code == 1
+    assert wheel.name in caught.value.found
+    assert "forge fetch_wheel" in caught.value.mend
+
+
+def test_a_lock_without_torch_tpu_is_refused(checkout: Path) -> None:
+    lock(checkout, "runtime", {"libtpu==0.0.52": b"libtpu", "torch==2.13.0+cpu": b"torch"})
+    with pytest.raises(ForgeError, match="has no package for the group torch-tpu"):
+        context.read_inputs(target(), PINS)
+
+
+def test_the_tree_declares_the_images() -> None:
+    assert bake.images() == ["runtime"]
+
+
+def test_an_output_with_a_comma_in_its_folder_stays_one_field() -> None:
+    assert bake._fields("type=oci", "dest=/a,b/c d") == 'type=oci,"dest=/a,b/c d"'
+
+
+@pytest.mark.parametrize(
+    ("output", "found", "code"),
+    [
+        ("ERROR: write /x/ingest/1/data: no space left on device", "a disk is full", 2),
+        (
+            "#9 ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n"
+            "    numpy==2.4.6 from file:///wheels/numpy.whl:\n        Expected sha256 1\n",
+            "other bytes than those that were verified",
+            1,
+        ),
+        (
+            "#9 0.4 tensorboard 2.21.0 requires markdown, which is not installed.",
+            "tensorboard 2.21.0 requires markdown",
+            1,
+        ),
+        ("OCI exporter is not supported for the docker driver", "cannot export OCI layouts", 2),
+        ("ERROR: error reading from server: EOF", "the engine went away", 2),
+        ("ERROR: unexpected commit digest sha256:1, expected sha256:2", "a layer of the base", 1),
+        ("ERROR: something new", "failed with exit code 1", 2),
+    ],
+)
+def test_a_failed_bake_says_what_mends_it(
+    checkout: Path, output: str, found: str, code: int
+) -> None:
+    target().work.mkdir(parents=True)
+    done = Completed(("docker",), 1, output, 1.0)
+    error = bake.explain(done, target(), checkout / "bake.log")
+    assert found in error.found
+    assert error.exit_code == code
+    assert error.mend
