@@ -446,6 +446,8 @@ def _load(engine: Engine, subject: Subject, layout: Path, progress: Progress) ->
             os.close(read)
             feeder.join(timeout=30)
     if done.code != 0:
+        # containerd's store names an image before it has all of it, and would be believed next time
+        engine.call("rmi", subject.reference, check=False)
         raise ForgeError(
             f"the engine does not take {subject.reference}\n{done.tail}",
             expected="an engine with space that loads an OCI layout",
@@ -464,6 +466,9 @@ def _archive(layout: Path, subject: Subject) -> tuple[list[str], dict[str, bytes
     config = _blob(manifest["config"]["digest"])
     layers = [_blob(layer["digest"]) for layer in manifest["layers"]]
     members = list(dict.fromkeys([manifest_blob, config, *layers]))
+    for name in members:
+        if sha256_file(layout / name) != name.rpartition("/")[2]:
+            raise ValueError(f"{name} has another digest than its name")
     total = sum((layout / name).stat().st_size for name in members)
     index = {
         "schemaVersion": 2,

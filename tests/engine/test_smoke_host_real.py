@@ -1,0 +1,120 @@
+"""The verbs smoke, bench and report on the real image and the real engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bake_support import Engine, Image, link, result
+from smoke_host_support import forge
+
+MAY_TAKE_S = 900
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def out(engine: Engine, image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An out folder with the real image, engine, wheels and simulator, by links."""
+    simulator = Path(result("tpuforge.smoke.simulator")["folder"])
+    folder = tmp_path_factory.mktemp("an out folder, with ümlaut")
+    parts = ["engine/engine.json", f"images/{image.slug}", "wheelhouse"]
+    for part in (*parts, simulator.relative_to(image.out).as_posix()):
+        source = image.out / part
+        for path in [source] if source.is_file() else sorted(source.rglob("*")):
+            target = folder / path.relative_to(image.out)
+            if path.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(path.readlink())
+            elif path.is_file() and ".partial" not in path.parts:
+                link(path, target)
+    assert engine.record["docker"] == read(folder / "engine/engine.json")["docker"]
+    return folder
+
+
+def containers(engine: Engine) -> list[str]:
+    done = engine.run("ps", "--all", "--quiet", "--filter", "label=io.tpuforge.run")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_smoke_judges_and_then_has_nothing_to_do(engine: Engine, image: Image, out: Path) -> None:
+    words = ("--tier", "static,simulate,device")
+    done = forge("smoke.health", *words, out=out, timeout=MAY_TAKE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = read(out / f"health/{image.slug}/health.json")
+    status = {name: tier["status"] for name, tier in report["tiers"].items()}
+    assert status == {
+        "static": "passed",
+        "import": "not run",
+        "compile": "not run",
+        "simulate": "passed",
+        "device": "not run",
+    }
+    assert report["highest_tier"] == "simulate"
+    record = read(out / f"health/{image.slug}/run.json")
+    assert record["manifest_digest"] == image.record["manifest_digest"]
+    assert "Healthy" in (out / f"health/{image.slug}/health.html").read_text()
+    assert "<testsuite" in (out / f"health/{image.slug}/health.xml").read_text()
+    started = time.monotonic()
+    again = forge("smoke.health", *words, out=out)
+    assert time.monotonic() - started < 3
+    assert again.returncode == 0
+    assert "same image, simulator and options as in the last run" in again.stdout
+    assert image.record["manifest_digest"][:19] in again.stdout
+    assert containers(engine) == []
+    held = engine.run("images", "--quiet", "tpuforge/running")
+    assert held.stdout.split() == []
+
+
+def test_bench_measures_each_cost_apart(engine: Engine, image: Image, out: Path) -> None:
+    words = ("--samples", "1", "--target", "v6e:2x2")
+    done = forge("smoke.bench", *words, out=out, timeout=MAY_TAKE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {
+        item["id"]: item for item in read(out / f"bench/{image.slug}/bench.json")["measurements"]
+    }
+    for name in (
+        "install.wheels",
+        "import.warm",
+        "import.memory",
+        "compile.load",
+        "compile.v6e:2x2.matmul_2x2",
+        "compile.v6e:2x2.matmul_8192",
+        "step.first_step_time_seconds",
+        "step.post_warmup_step_time_seconds",
+    ):
+        assert found[name]["not_run"] is None, found[name]
+        assert found[name]["median"] > 0
+    steady = found["step.post_warmup_step_time_seconds"]["median"]
+    assert steady < found["step.first_step_time_seconds"]["median"]
+    # a machine may keep files in its page cache; then the reason stands there instead of a number
+    cold = found["import.cold"]
+    assert (cold["median"] is None) == bool(cold["not_run"])
+    assert "storage" in (cold["not_run"] or "storage")
+    assert "nothing to do" in forge("smoke.bench", *words, out=out).stdout
+    assert containers(engine) == []
+
+
+def test_report_joins_them(image: Image, out: Path) -> None:
+    done = forge("release.report", out=out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert image.record["run_line"] in done.stdout
+    assert image.record["manifest_digest"] in done.stdout
+    data = read(out / "report/report.json")
+    assert (data["health"]["state"], data["bench"]["state"]) == ("fresh", "fresh")
+    page = (out / "report/index.html").read_text()
+    for word in ("static.", "simulate.", "install.wheels", "not run"):
+        assert word in page
+
+
+def test_the_images_own_page_has_the_same_generator(image: Image) -> None:
+    done = image.run("cat", "/opt/tpuforge/smoke/page.py")
+    source = Path(__file__).resolve().parents[2] / "smoke/page.py"
+    assert done.stdout == source.read_text(encoding="utf-8")
