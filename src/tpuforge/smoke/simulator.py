@@ -9,6 +9,7 @@ needs none; both wheels come out of the wheelhouse by digest. ``docs/simulator.m
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import tempfile
 import zipfile
@@ -57,6 +58,13 @@ _COMPILE = (
     "wrapper.so",
     "-ldl",
 )
+_OTHER_SYSTEMS = re.compile(
+    r"ziglang/lib/(libcxx|libcxxabi|libtsan|libunwind|docs)/"
+    r"|ziglang/lib/libc/(mingw|musl|wasi|darwin|freebsd|netbsd|openbsd)/"
+    r"|ziglang/lib/libc/include/(?!x86_64-linux-gnu/|x86-linux|generic-glibc/|any-linux-any/)"
+)
+"""Nine tenths of the compiler's files: headers and sources for targets that are not ours."""
+
 _LIMIT_S = 600.0
 
 
@@ -191,7 +199,8 @@ def _build(scratch: Path, wheels: _Wheels, generation: str, name: str) -> Path:
             _take(wheel, _PLUGIN, made / "plugin.so")
             _take(wheel, _HEADER, work / "pjrt_c_api.h")
         with zipfile.ZipFile(compiler_wheel) as wheel:
-            wheel.extractall(work)
+            names = [name for name in wheel.namelist() if not _OTHER_SYSTEMS.match(name)]
+            wheel.extractall(work, names)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ForgeError(
             f"a wheel of the simulator has another content than expected: {error}",

@@ -1,0 +1,79 @@
+"""The simulator's inputs: what changes its key, and what is refused before anything is built."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoke_suite_support import ROOT
+from tpuforge.errors import ForgeError
+from tpuforge.lockfile import read_lock
+from tpuforge.smoke import simulator
+
+
+def _forge(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
+    return subprocess.run(
+        [sys.executable, "-m", "tpuforge.smoke.simulator", *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_key_follows_every_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {simulator.key(generation) for generation in simulator.GENERATIONS}
+    assert len(keys) == len(simulator.GENERATIONS)
+    before = simulator.key()
+    assert before == simulator.key() == simulator.key("v6e")
+    source = tmp_path / "wrapper.c"
+    source.write_text(simulator.WRAPPER.read_text() + "\n")
+    monkeypatch.setattr(simulator, "WRAPPER", source)
+    assert simulator.key() != before
+    monkeypatch.undo()
+    lock = tmp_path / "simulator.txt"
+    lock.write_text(simulator.LOCK.read_text().replace("sha256:5", "sha256:6", 1))
+    monkeypatch.setattr(simulator, "LOCK", lock)
+    assert simulator.key() != before
+
+
+def test_an_unknown_generation_is_refused(tmp_path: Path) -> None:
+    done = _forge(tmp_path, "--generation", "v99")
+    assert done.returncode == 2
+    assert "there is no TPU generation v99" in done.stderr
+    assert "v5e, v5p, v6e, v7" in done.stderr
+
+
+def test_a_lock_without_the_plugin_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "simulator-py311.txt"
+    lock.write_text(f"ziglang==1.0 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setattr(simulator, "LOCK", lock)
+    with pytest.raises(ForgeError, match="has no xla-cpu-pjrt"):
+        simulator.key()
+
+
+def test_a_missing_wheel_is_named_with_what_mends_it(tmp_path: Path) -> None:
+    done = _forge(tmp_path)
+    assert done.returncode == 2
+    assert "xla-cpu-pjrt 0.0.1 is not in the wheelhouse" in done.stderr
+    assert "forge fetch_wheel" in done.stderr
+    assert list((tmp_path / "simulator").iterdir()) == []
+
+
+def test_a_wheel_with_another_digest_is_refused(tmp_path: Path) -> None:
+    pin = next(one for one in read_lock(simulator.LOCK) if one.name == "xla-cpu-pjrt")
+    folder = tmp_path / "wheelhouse" / pin.sha256
+    folder.mkdir(parents=True)
+    (folder / "xla_cpu_pjrt-0.0.1-py3-none-manylinux_2_27_x86_64.whl").write_bytes(b"flipped")
+    done = _forge(tmp_path)
+    assert done.returncode == 1
+    assert "in the wheelhouse has the digest" in done.stderr
+    assert list((tmp_path / "simulator").iterdir()) == []
