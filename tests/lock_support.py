@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -52,6 +53,8 @@ class Index:
     pages: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    hold: threading.Event = field(default_factory=threading.Event)
+    """While set, files are not answered."""
 
     def add(
         self,
@@ -92,7 +95,10 @@ class Index:
                     }
                     kind = "application/vnd.pypi.simple.v1+json"
                     self.answer(200, json.dumps(page).encode(), kind)
-                elif parts[0] == "files" and parts[1] in index.files:
+                    return
+                while parts[0] == "files" and index.hold.is_set():
+                    time.sleep(0.05)
+                if parts[0] == "files" and parts[1] in index.files:
                     self.answer(200, index.files[parts[1]], "application/octet-stream")
                 else:
                     self.answer(404, b"<html>no such page</html>", "text/html")
@@ -164,8 +170,8 @@ class Checkout:
     def runtime(self) -> Path:
         return self.lock / "runtime-py311.txt"
 
-    def run(self, verb: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a verb as a user would, with nothing of this machine's pip configuration."""
+    def start(self, verb: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        """Start a verb as a user would, with nothing of this machine's pip configuration."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
         clean |= {
             "PYTHONPATH": str(self.root / "src"),
@@ -173,14 +179,23 @@ class Checkout:
             "PIP_CONFIG_FILE": os.devnull,
             "COLUMNS": "500",
         }
-        return subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-m", f"tpuforge.lock.{verb}", *arguments],
             env=clean | env,
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=180,
-            check=False,
         )
+
+    def run(self, verb: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end."""
+        child = self.start(verb, *arguments, **env)
+        try:
+            out, errors = child.communicate(timeout=180)
+        finally:
+            child.kill()
+        return subprocess.CompletedProcess(child.args, child.returncode, out, errors)
 
 
 def checkout(folder: Path, *, small: bool) -> Checkout:

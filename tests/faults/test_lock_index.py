@@ -113,14 +113,18 @@ def test_another_index_cannot_rewrite_a_lock(own: Checkout) -> None:
     assert "alpha==99.0" in own.runtime.read_text(encoding="utf-8")
 
 
-def test_listed_file_that_is_missing_or_other_never_enters_a_lock(own: Checkout) -> None:
+@pytest.mark.parametrize("apart", [True, False], ids=["metadata apart", "metadata in the wheel"])
+def test_listed_file_that_is_missing_or_other_never_enters_a_lock(
+    own: Checkout, apart: bool
+) -> None:
     own.runtime.unlink()
     with good_index() as index:
         file = "filelock-3.0-py3-none-any.whl"
-        # metadata comes from the listing's own file, so that only the bytes are in question
-        for entry in index.pages["filelock"]:
-            entry["core-metadata"] = True
-        index.files[f"{file}.metadata"] = b"Metadata-Version: 2.1\nName: filelock\nVersion: 3.0\n"
+        if apart:
+            # nothing but the verification ever reads the wheel itself
+            index.pages["filelock"][0]["core-metadata"] = True
+            metadata = b"Metadata-Version: 2.1\nName: filelock\nVersion: 3.0\n"
+            index.files[f"{file}.metadata"] = metadata
         right = index.files.pop(file)
         done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
         assert done.returncode == 2, done.stderr
@@ -132,6 +136,24 @@ def test_listed_file_that_is_missing_or_other_never_enters_a_lock(own: Checkout)
         assert done.returncode == 1, done.stderr
         assert "serves other bytes than it lists" in done.stderr
         assert not own.runtime.exists()
+
+
+def test_killed_lock_leaves_the_old_one_and_nothing_in_the_way(own: Checkout) -> None:
+    before = own.runtime.read_bytes()
+    with good_index() as index:
+        index.hold.set()
+        running = own.start("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        while not list(own.root.glob("out/lock/work-*")):
+            assert running.poll() is None
+            time.sleep(0.02)
+        running.kill()
+        running.wait()
+        index.hold.clear()
+        assert own.runtime.read_bytes() == before
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    assert own.runtime.read_bytes() == before
+    assert not list(own.root.glob("out/lock/work-*"))
 
 
 def test_package_that_brings_cuda_is_refused(own: Checkout) -> None:
@@ -146,12 +168,22 @@ def test_package_that_brings_cuda_is_refused(own: Checkout) -> None:
             assert "a closure without CUDA" in done.stderr
 
 
-def test_index_without_upload_times_is_refused(own: Checkout) -> None:
+def test_index_without_upload_times_cannot_be_used(own: Checkout) -> None:
     with good_index(upload_times=False) as index:
-        for way in ("auto", "uv"):  # auto is pip-tools wherever Python 3.11 is at hand
-            done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
-            assert done.returncode == 1, done.stderr
-            assert "upload" in done.stderr
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode == 2, done.stderr
+    assert "does not say when its files were uploaded" in done.stderr
+
+
+def test_set_without_a_solution_is_explained(own: Checkout) -> None:
+    (own.lock / "runtime.in").write_text("beta\nlibtpu\ntorch\ntorch-tpu\n", encoding="utf-8")
+    with good_index() as index:
+        index.add("beta", "1.0", requires=("alpha<1",))
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode == 1, done.stderr
+    assert "found no solution of runtime for Python 3.11" in done.stderr
+    assert "all versions of beta depend on alpha<1" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_unreachable_index_is_named_within_seconds(own: Checkout) -> None:
@@ -160,7 +192,7 @@ def test_unreachable_index_is_named_within_seconds(own: Checkout) -> None:
         url = f"http://someone:secret@127.0.0.1:{taken.getsockname()[1]}/simple"
         started = time.monotonic()
         done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=url)
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 30
         assert done.returncode == 2
         assert "127.0.0.1" in done.stderr
         assert "cannot be reached" in done.stderr
@@ -181,7 +213,7 @@ def test_proof_is_kept_until_something_changes(own: Checkout) -> None:
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
     started = time.monotonic()
     again = own.run("check", **nowhere)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 5
     assert again.returncode == 0
     assert "nothing to do" in again.stdout
     assert "no input, pin or lock changed since the proof" in again.stdout

@@ -38,7 +38,7 @@ from tpuforge.lock.inputs import (
     wheel_metadata,
 )
 from tpuforge.lock.resolve import describe_changes, say_ignored, targets
-from tpuforge.lock.resolver import RUNNING, Job, resolve
+from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep
 from tpuforge.lock.sources import UnreachableError, read_source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import (
@@ -328,6 +328,7 @@ def _prove(
     """
     if not todo:
         return ""
+    sweep()
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
     faults += [f for _, python in todo[:1] for f in _table(pins, python, source.folders)]

@@ -27,7 +27,7 @@ from tpuforge.lock.inputs import (
     render,
     torch_wheel,
 )
-from tpuforge.lock.resolver import WAYS, Job, resolve, verify, workspace
+from tpuforge.lock.resolver import WAYS, Job, resolve, sweep, verify, workspace
 from tpuforge.lock.sources import Source, read_source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import exclusive, out_dir, write_atomic
@@ -90,6 +90,7 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     say_ignored(source, progress)
     results = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
+        sweep()
         for target in chosen:
             results.append(_one(Job(pins, *target, source), options, progress))
     written = [result["file"] for result in results if result["changed"]]

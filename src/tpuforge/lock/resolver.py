@@ -54,6 +54,9 @@ RUNNING = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _TIME_LIMIT_S = 300.0
 _RESOLVERS = ("pip", "pip-tools", "uv")
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)")
+_NO_SOLUTION = re.compile(
+    r"No matching distribution|ResolutionImpossible|Could not find a version|No solution found"
+)
 _ASK_PYTHON = (
     "import platform, sys, venv;"
     "print(platform.python_implementation(), '%d.%d' % sys.version_info[:2])"
@@ -106,6 +109,12 @@ def home_python() -> Path:
                 mend="run it in the locked environment: ./forge lock",
             )
     return Path(sys.executable)
+
+
+def sweep() -> None:
+    """Remove what a killed run left in ``out/lock``; only for the one run that may be there."""
+    for left in (out_dir() / "lock").glob("work-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def target_python(python: str, source: Source) -> Path | None:
@@ -217,7 +226,7 @@ class Job:
             UnreachableError: If it does not answer within seconds.
         """
         names = read_input(LOCK_DIR / f"{self.flavour}.in", constraints(self.pins))
-        self.source.probe(Path(sys.executable), names[0].name)
+        self.source.probe(home_python(), names[0].name, self.cutoff)
 
     def target(self) -> list[str]:
         """Describe the target to pip: safe without dependencies, since no marker is read."""
@@ -294,7 +303,10 @@ def _pip_compile(job: Job, python: Path, work: Path) -> dict[str, str]:
     words += [f"--pip-args=--only-binary :all: --uploaded-prior-to {job.cutoff}"]
     words += ["--find-links", work / "torch", "--constraint", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
-    return _versions(done, out, job.source, f"pip-tools found no solution of {job.what}")
+    if done.code and _NO_SOLUTION.search(done.output):
+        # uv comes to the same end and can say why, where pip-compile shows a traceback
+        _uv(job, home_python(), work)
+    return _versions(job, done, out, "pip-tools")
 
 
 def _uv(job: Job, home: Path, work: Path) -> dict[str, str]:
@@ -305,7 +317,7 @@ def _uv(job: Job, home: Path, work: Path) -> dict[str, str]:
     words += ["--no-python-downloads", "--exclude-newer", job.cutoff]
     words += ["--find-links", work / "torch", "--constraints", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
-    return _versions(done, out, job.source, f"uv found no solution of {job.what}")
+    return _versions(job, done, out, "uv")
 
 
 def _glibc(pins: Pins) -> str:
@@ -313,16 +325,10 @@ def _glibc(pins: Pins) -> str:
     return pins.platform.removesuffix("_x86_64")
 
 
-def _versions(done: Completed, out: Path, source: Source, failed: str) -> dict[str, str]:
+def _versions(job: Job, done: Completed, out: Path, resolver: str) -> dict[str, str]:
     """The pins that a resolver wrote, by canonical name."""
     if done.code:
-        source.refuse(done.output)
-        raise ForgeError(
-            f"{failed}:\n{done.tail}",
-            expected="a set of releases that go together, uploaded before the cutoff",
-            mend="edit the input or the pins as the lines above say",
-            exit_code=Exit.FAULT,
-        )
+        raise _failed(job, done, f"{resolver} found no solution of {job.what}")
     found: dict[str, str] = {}
     for raw in out.read_text(encoding="utf-8").splitlines():
         line = raw.strip()
@@ -330,9 +336,42 @@ def _versions(done: Completed, out: Path, source: Source, failed: str) -> dict[s
             continue
         pin = _PIN.fullmatch(line)
         if pin is None:
-            raise ForgeError(f"the resolver wrote {line!r}", expected="name==version")
+            raise ForgeError(f"{resolver} wrote {line!r}", expected="name==version")
         found[canonicalize_name(pin["name"])] = str(Version(pin["version"]))
     return found
+
+
+def _failed(job: Job, done: Completed, no_solution: str) -> ForgeError:
+    """Tell a bad index, one that does not answer, and a question without an answer apart."""
+    # of a traceback, only the last line speaks to a person
+    said = done.tail.splitlines()[-1] if "Traceback (most" in done.output else done.tail
+    if re.search(r"DO NOT MATCH THE HASHES|HashMismatch", done.output):
+        return ForgeError(
+            f"{job.source.name} serves other bytes than it lists:\n{said}",
+            expected="files with the listed SHA-256",
+            mend="do not use this index; tell those who run it",
+            exit_code=Exit.FAULT,
+        )
+    job.source.refuse(done.output)
+    if _NO_SOLUTION.search(done.output):
+        return ForgeError(
+            f"{no_solution}:\n{said}",
+            expected=f"releases that go together, with wheels for {job.pins.platform}, uploaded "
+            f"before {job.cutoff}",
+            mend=f"edit lock/{job.flavour}.in or lock/pins.toml as the lines above say",
+            exit_code=Exit.FAULT,
+        )
+    if re.search(r"404 Client Error|HTTP error 404|404 Not Found", done.output):
+        return ForgeError(
+            f"{job.source.name} lists a file that is not there:\n{said}",
+            expected="every listed file",
+            mend="try later, or another index: pip config list",
+        )
+    return ForgeError(
+        f"resolving {job.what} failed:\n{said}",
+        expected="a resolver that comes to an end",
+        mend="as the lines above say; then run it again",
+    )
 
 
 def _files(job: Job, home: Path, work: Path, versions: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -345,13 +384,7 @@ def _files(job: Job, home: Path, work: Path, versions: Mapping[str, str]) -> lis
     words += ["--report", work / "report.json", "-r", work / "exact"]
     done = job.run(words, work)
     if done.code:
-        job.source.refuse(done.output)
-        raise ForgeError(
-            f"no file fits {job.what}:\n{done.tail}",
-            expected=f"a wheel for {job.pins.platform} of every package",
-            mend="edit the input or the pins as the lines above say",
-            exit_code=Exit.FAULT,
-        )
+        raise _failed(job, done, f"there are not all files of {job.what}")
     report = json.loads((work / "report.json").read_text(encoding="utf-8"))
     items: list[dict[str, Any]] = report["install"]
     return items
@@ -422,22 +455,4 @@ def verify(job: Job, packages: Sequence[Locked], work: Path) -> int:
     done = job.run(words, work)
     if done.code == 0:
         return sum(path.stat().st_size for path in (work / "files").iterdir())
-    if "DO NOT MATCH THE HASHES" in done.output:
-        raise ForgeError(
-            f"{job.source.name} serves other bytes than it lists:\n{done.tail}",
-            expected="files with the listed SHA-256",
-            mend="do not use this index; tell those who run it",
-            exit_code=Exit.FAULT,
-        )
-    if re.search(r"404 Client Error|HTTP error 404", done.output):
-        raise ForgeError(
-            f"{job.source.name} lists a file that is not there:\n{done.tail}",
-            expected="every listed file",
-            mend="try later, or another index: pip config list",
-        )
-    job.source.refuse(done.output)
-    raise ForgeError(
-        f"the new files could not be verified:\n{done.tail}",
-        expected="every listed file",
-        mend="as the lines above say",
-    )
+    raise _failed(job, done, f"there are not all files of {job.what}")

@@ -41,7 +41,7 @@ found["ignored"] = sorted(name for name, value in left.items() if value)
 print(json.dumps(found).encode().hex())
 """
 _UNREACHABLE = re.compile(
-    r"Retrying \(|ConnectionError|NewConnectionError|ConnectTimeout|ReadTimeout|Max retries"
+    r"Retrying \(|\bConnectionError|NewConnectionError|ConnectTimeout|ReadTimeout|Max retries"
     r"|Temporary failure in name resolution|Name or service not known|Connection refused"
     r"|error sending request|dns error|operation timed out|SSLError|HTTP status server error"
     r"|CERTIFICATE_VERIFY_FAILED|(?:40[137]|429|50\d) (?:Client|Server) Error",
@@ -93,15 +93,17 @@ class Source:
         extra |= {"PIP_INDEX_URL": self.index, "UV_DEFAULT_INDEX": self.index}
         return clean_env(**extra)
 
-    def probe(self, python: Path, package: str) -> None:
+    def probe(self, python: Path, package: str, cutoff: str) -> None:
         """Ask the index for one package, briefly.
 
         Args:
             python: A Python with pip.
             package: A name that is to be resolved.
+            cutoff: The moment after which uploads do not exist.
 
         Raises:
             UnreachableError: If the index does not answer within seconds.
+            ForgeError: If it does not say when its files were uploaded.
         """
         if self.forbidden:
             raise UnreachableError(
@@ -109,17 +111,15 @@ class Source:
                 expected="an index to resolve from",
                 mend="unset PIP_NO_INDEX or no-index in pip's configuration: pip config list",
             )
-        words: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "index",
-            "versions",
-            package,
-            "--timeout=5",
-            "--retries=0",
-        ]
+        words: list[str | Path] = [python, "-m", "pip", "index", "versions", package]
+        words += ["--timeout=5", "--retries=0", f"--uploaded-prior-to={cutoff}"]
         done = run(words, timeout=60, env=self.env(), check=False)
+        if "does not provide upload-time" in done.output:
+            raise ForgeError(
+                f"{self.name} does not say when its files were uploaded",
+                expected="upload times (PEP 700): without them the cutoff cannot be kept",
+                mend="use an index that gives them: pip config list",
+            )
         if done.code:
             self.refuse(done.output)
 
