@@ -5,19 +5,23 @@ Only mmdebstrap is a stand-in here (``tests/base_support.py``); apt and the mirr
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from base_support import DEAD, LOCK, base, borrow_debs, checkout, environment, stand_in
-from tpuforge.paths import ROOT, out_dir
+from tpuforge.console import Progress
+from tpuforge.images import debian
+from tpuforge.paths import ROOT, out_dir, sha256_file
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +198,47 @@ def test_no_mmdebstrap_and_no_root_names_both_ways(tmp_path: Path) -> None:
     assert "not installed: mmdebstrap" in done.stderr
     assert "sudo apt-get install mmdebstrap" in done.stderr
     assert "docker-image://" in done.stderr
+
+
+class _Archive(http.server.BaseHTTPRequestHandler):
+    """A snapshot archive that sends every question on to the mirror of this machine."""
+
+    mirror: debian.Mirror
+
+    def do_GET(self) -> None:
+        kind, _, rest = self.path.removeprefix("/archive/").partition("/")
+        home = {"debian": self.mirror.main, "debian-security": self.mirror.security}[kind]
+        self.send_response(302)
+        self.send_header("Location", f"{home}/{rest.partition('/')[2]}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *words: object) -> None:
+        del format, words
+
+
+def test_packages_that_left_the_mirror_come_from_the_snapshot_archive(
+    fetched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive is a loopback server here; signatures and digests are Debian's own."""
+    _Archive.mirror = debian.find_mirror()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Archive)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    monkeypatch.setenv("TPUFORGE_DEBIAN_SNAPSHOT", f"http://127.0.0.1:{server.server_port}")
+    borrow_debs(fetched, tmp_path)
+    lock = debian.read_deb_lock(LOCK)
+    wanted = [deb for deb in lock.debs if deb.name in ("hostname", "libc6")]
+    for deb in wanted:
+        deb.stored.unlink()
+    offers = debian.Apt.has
+
+    def has(self: debian.Apt, debs: list[debian.Deb]) -> set[debian.Deb]:
+        archive = "/archive/" in (self._folder / "sources.list").read_text(encoding="utf-8")
+        return offers(self, debs) if archive else set()
+
+    monkeypatch.setattr(debian.Apt, "has", has)
+    with Progress("test", quiet=True) as progress:
+        assert debian.fetch(lock, progress) == []
+    server.shutdown()
+    assert all(sha256_file(deb.stored) == deb.sha256 for deb in wanted)

@@ -61,6 +61,7 @@ def test_debian_12_takes_docker_and_nothing_else_from_13(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed: list[list[str]] = []
+    monkeypatch.setattr(daemon, "usable_dockerd", lambda: "/usr/sbin/dockerd")
     monkeypatch.setattr(daemon, "_SOURCES", out / "apt" / "docker.sources")
     monkeypatch.setattr(daemon, "_PREFERENCES", out / "apt" / "docker")
     monkeypatch.setattr(daemon, "which", lambda name: "")

@@ -181,3 +181,11 @@ def test_versions_and_builders_are_read_in_all_their_spellings() -> None:
         True,
         "v0.12.5",
     )
+
+
+def test_a_docker_that_is_named_and_no_client(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    code, output = engine(environment(tmp_path / "out", tmp_path / "empty", DOCKER_HOST=NAMED))
+    assert code == 2
+    assert f"no Docker client on PATH to reach {NAMED}" in output
+    assert "apt-get install docker-cli" in output

@@ -340,7 +340,7 @@ def _build(
         "tar_sha256": layer.sha256,
         "tar_bytes": layer.size,
         "unpacked_bytes": layer.unpacked,
-        "preload": PRELOAD,
+        "preload": PRELOAD if _has(layer, PRELOAD) else None,
         "user": USER,
         "uid": UID,
         "packages": [deb.as_dict() for deb in sorted(debs)],
@@ -366,8 +366,12 @@ def _mmdebstrap(
     tree = work
     if root:
         # a killed run leaves its tree where the next one clears it away
-        tree = _tree_folder(work)
+        if _room_in_memory():
+            tree = Path(tempfile.mkdtemp(prefix=_memory_prefix(), dir=_MEMORY))
         env["TMPDIR"] = str(tree)
+    elif _room_in_memory():
+        # the tree belongs to other ids of this user, who may not enter this user's folders
+        env.setdefault("TMPDIR", str(_MEMORY))
     argv = [
         "mmdebstrap",
         f"--mode={'root' if root else 'unshare'}",
@@ -421,18 +425,16 @@ def _memory_prefix() -> str:
     return f"tpuforge-{sha256_text(str(out_dir()))[:12]}-"
 
 
-def _tree_folder(work: Path) -> Path:
-    """Where mmdebstrap unpacks: in memory if there is room, for dpkg syncs its database often.
+def _room_in_memory() -> bool:
+    """Whether mmdebstrap can unpack in memory: dpkg syncs its database often.
 
     On a busy disk that is most of the build's time (32 against 84 s at a load of 8).
     """
     try:
         room = os.statvfs(_MEMORY)
     except OSError:
-        return work
-    if room.f_flag & os.ST_NOEXEC or room.f_bavail * room.f_frsize < _TREE_BYTES:
-        return work
-    return Path(tempfile.mkdtemp(prefix=_memory_prefix(), dir=_MEMORY))
+        return False
+    return not room.f_flag & os.ST_NOEXEC and room.f_bavail * room.f_frsize >= _TREE_BYTES
 
 
 def _check_installed(tar: Path, debs: Sequence[debian.Deb]) -> None:
@@ -463,8 +465,12 @@ def _relock(suite: Suite, progress: Progress) -> Outcome:
     _ensure_tools(progress)
     with exclusive("base", lambda who: progress.note(f"waiting for {who}, which makes the base")):
         debs = debian.resolve(suite, progress)
+    old = {deb.name: deb.version for deb in before}
+    new = {deb.name: deb.version for deb in debs}
     changed = sorted(deb.name for deb in set(debs) - before)
-    gone = sorted({deb.name for deb in before} - {deb.name for deb in debs})
+    gone = sorted(set(old) - set(new))
+    rows = [f"  {name} {old.get(name, '(new)')} -> {new[name]}" for name in changed]
+    rows += [f"  {name} {old[name]} -> (gone)" for name in gone]
     if before == set(debs) and debian.read_deb_lock(path).asked == suite.packages:
         return Outcome("unchanged", f"{path.name} already holds what the mirror offers today")
     debian.write_deb_lock(path, suite, debs)
@@ -472,6 +478,7 @@ def _relock(suite: Suite, progress: Progress) -> Outcome:
         "done",
         f"{path.name}: {len(debs)} packages, {len(changed)} new or changed, {len(gone)} gone",
         {"lock": str(path), "sha256": sha256_file(path), "changed": changed, "gone": gone},
+        text="\n".join(rows),
     )
 
 

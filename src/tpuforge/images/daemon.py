@@ -18,7 +18,7 @@ from pathlib import Path
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import debian
-from tpuforge.images.host import apt_install, can_install, unmount_below, which
+from tpuforge.images.host import apt_install, can_install, distributions, unmount_below, which
 from tpuforge.paths import out_dir, write_atomic, write_json
 from tpuforge.process import clean_env, run
 
@@ -117,10 +117,17 @@ def ensure_packages(progress: Progress) -> None:
     release = debian.os_release()
     if release.get("ID") == "debian" and release.get("VERSION_ID") == "12":
         _add_next_suite(progress)
-    elif release.get("ID") == "ubuntu":
+    elif "ubuntu" in distributions():
         # Ubuntu's docker.io holds the client as well
         packages.remove("docker-cli")
     apt_install(packages, progress)
+    if not usable_dockerd():
+        raise ForgeError(
+            "this distribution's Docker is too old: "
+            + run([which("dockerd"), "--version"], timeout=30, check=False).output.strip(),
+            expected=f"Docker {OLDEST} or newer, as in Debian 12 and 13 and Ubuntu 22.04 and newer",
+            mend="use another Docker: set DOCKER_HOST",
+        )
 
 
 def _kernel_has_apparmor() -> bool:

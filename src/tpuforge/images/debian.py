@@ -485,9 +485,9 @@ class Apt:
         try:
             done = self._run(["apt-get", "update"], timeout, "fetching Debian's package lists")
         except ForgeError as error:
-            if error.found.startswith("fetching"):
-                return error.found
-            raise
+            if "not done after" not in error.found:
+                raise
+            return error.found
         if done.code == 0:
             return ""
         wrong = [line for line in done.output.splitlines() if line.startswith(("E:", "W:"))]

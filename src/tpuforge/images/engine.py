@@ -360,8 +360,14 @@ def ensure_engine(
             silent = error
     else:
         silent = ForgeError("there is no Docker client on PATH", expected="docker")
-    if os.environ.get("DOCKER_HOST"):
-        silent.found += f" to reach {os.environ['DOCKER_HOST']}"
+        named = os.environ.get("DOCKER_HOST") or os.environ.get("DOCKER_CONTEXT")
+        if named:
+            raise ForgeError(
+                f"there is no Docker client on PATH to reach {named}",
+                expected="docker, with buildx 0.13 or newer",
+                mend="sudo apt-get install docker-cli docker-buildx   (Ubuntu: docker.io instead "
+                "of docker-cli)",
+            )
     if os.geteuid() != 0 or not (daemon.usable_dockerd() or can_install()):
         raise _by_hand(silent)
     if not install:
@@ -386,8 +392,9 @@ def _by_hand(silent: ForgeError) -> ForgeError:
         mend=silent.mend
         if "usermod" in silent.mend
         else "sudo apt-get install docker.io docker-buildx   (Debian 13, Ubuntu), then: "
-        'sudo usermod -aG docker "$USER" and log in again; or run ./forge engine as root once; or '
-        "use rootless Docker (dockerd-rootless-setuptool.sh install) and name it with DOCKER_HOST",
+        'sudo usermod -aG docker "$USER" and log in again; or run ./forge as root, which sets up '
+        "a private engine; or use rootless Docker (dockerd-rootless-setuptool.sh install) and "
+        "name it with DOCKER_HOST",
     )
 
 

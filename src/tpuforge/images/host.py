@@ -21,8 +21,14 @@ _POLICY_TEXT = (
 
 def can_install() -> bool:
     """Whether this is root on Debian or Ubuntu, with apt."""
-    names = {os_release().get("ID", ""), *os_release().get("ID_LIKE", "").split()}
-    return os.geteuid() == 0 and bool(names & {"debian", "ubuntu"}) and bool(which("apt-get"))
+    known = bool(distributions() & {"debian", "ubuntu"})
+    return os.geteuid() == 0 and known and bool(which("apt-get"))
+
+
+def distributions() -> set[str]:
+    """The machine's distribution and those it is made from, such as ``{"ubuntu", "debian"}``."""
+    release = os_release()
+    return {release.get("ID", ""), *release.get("ID_LIKE", "").split()} - {""}
 
 
 def which(program: str) -> str:
@@ -63,7 +69,7 @@ def apt_install(packages: Sequence[str], progress: Progress, options: Sequence[s
         ForgeError: If apt fails.
     """
     env = clean_env(DEBIAN_FRONTEND="noninteractive")
-    base = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120", *options]
+    base = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120", *options]
     names = " ".join(packages)
     mend = f"apt-get update && apt-get install {names}"
     with progress.step(f"installing {names}"), _no_services():
