@@ -164,7 +164,7 @@ def number(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return f"{value:,}"
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     if isinstance(value, list | tuple):
@@ -210,6 +210,7 @@ def render(
     bench: Data | None = None,
     stages: Sequence[Data] = (),
     notes: Sequence[Data] = (),
+    system: Sequence[Data] = (),
     verdict: Data | None = None,
     made: str = "",
 ) -> str:
@@ -221,6 +222,7 @@ def render(
         bench: A ``tpuforge.bench/1`` record (host only).
         stages: ``tpuforge.result/1`` records in the order of the main job (host only).
         notes: What must not be missed: ``{"from": who says it, "text": one sentence}``.
+        system: The base's packages, each with ``name`` and ``version`` (host only).
         verdict: ``{"word": a key of VERDICTS, "why": one sentence}``; from ``health`` if not
             given.
         made: When the page was made, for its foot.
@@ -239,7 +241,7 @@ def render(
         ("checks", "Checks", _checks(checks)),
         ("bench", "Bench", _bench(bench) if bench else None),
         ("stages", "Stages", _stages(stages)),
-        ("packages", "Packages", _packages(_dicts(health.get("packages")))),
+        ("packages", "Packages", _packages(_dicts(health.get("packages")), system)),
     ]
     shown = [(key, title, body) for key, title, body in sections if body]
     links = [tag("a", title, href=f"#{key}") for key, title, _ in shown]
@@ -460,9 +462,10 @@ def _facts(health: Data) -> Html | None:
     facts = _dict(health.get("image"))
     if not facts:
         return None
-    return _pairs(
-        [(key.replace("_", " "), number(value)) for key, value in facts.items() if key != "schema"]
-    )
+    first = ("image", "flavour", "python", "torch", "torch_tpu", "libtpu", "xla_commit")
+    keys = [key for key in first if key in facts]
+    keys += sorted(key for key in facts if key not in (*first, "schema"))
+    return _pairs([(key, tag("code", number(facts[key]))) for key in keys])
 
 
 def _image(image: Data) -> Html:
@@ -800,23 +803,29 @@ def _stages(stages: Sequence[Data]) -> Html | None:
     return join([note, tag("table", tag("tbody", rows), class_="stages")])
 
 
-def _packages(packages: list[dict[str, Any]]) -> Html | None:
-    if not packages:
-        return None
-    items = [
+def _packages(packages: Sequence[Data], system: Sequence[Data]) -> Html | None:
+    groups = [
         tag(
-            "li",
-            tag("span", str(package.get("name") or "?")),
-            tag("code", str(package.get("version") or "?")),
+            "details",
+            tag("summary", f"{_count(len(group), 'package')} {where}"),
+            tag(
+                "ul",
+                [
+                    tag(
+                        "li",
+                        tag("span", str(package.get("name") or "?")),
+                        tag("code", str(package.get("version") or "?")),
+                    )
+                    for package in group
+                ],
+                class_="packages",
+            ),
+            open_=len(group) <= 60,
         )
-        for package in packages
+        for group, where in ((packages, "in the environment"), (system, "in the base"))
+        if group
     ]
-    return tag(
-        "details",
-        tag("summary", f"{_count(len(packages), 'package')} in the image's environment"),
-        tag("ul", items, class_="packages"),
-        open_=len(packages) <= 60,
-    )
+    return join(groups) if groups else None
 
 
 def _foot(health: Data, made: str) -> str:
@@ -889,7 +898,8 @@ border-radius:.5rem;padding:.8rem 1rem 1rem;display:flex;flex-direction:column;g
 .step{color:var(--soft);font-weight:400;margin-right:.5em}
 .ask,.counts,.legend,figcaption{color:var(--soft);font-size:.88rem}
 .reason{font-size:.88rem;overflow-wrap:anywhere}
-.card dl{display:flex;gap:1.2rem;margin-top:auto;padding-top:.5rem}
+.card dl{display:flex;flex-wrap:wrap;gap:.3rem 1.2rem;margin-top:auto;padding-top:.5rem}
+.card dt,.card dd{white-space:nowrap}
 .card dd,.n{font-variant-numeric:tabular-nums}
 .pairs{background:var(--sheet);border:1px solid var(--line);border-radius:.5rem;
 padding:.4rem 1.1rem}

@@ -95,6 +95,7 @@ def test_hostile_text_stays_text(page: ModuleType) -> None:
         bench=poison(support.bench()),
         stages=[poison({"verb": "x", "status": "y", "seconds": 1.0, "summary": "z"})],
         notes=[{"from": HOSTILE, "text": HOSTILE}],
+        system=[{"name": HOSTILE, "version": HOSTILE}],
         verdict={"word": "healthy", "why": HOSTILE},
         made=HOSTILE,
     )

@@ -148,6 +148,19 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
     assert "44.0 s" in page
 
 
+def test_the_packages_of_the_base_count_only_if_it_is_that_base(tmp_path: Path) -> None:
+    image = fill(tmp_path, health_data=health())
+    packages = [{"name": "libc6", "version": "2.36-9", "arch": "amd64", "sha256": "0" * 64}]
+    base = {"schema": "tpuforge.base/1", "manifest_digest": OTHER, "packages": packages}
+    support.write(tmp_path / "base/bookworm.json", base)
+    page = tmp_path / "report/index.html"
+    for digest, shown in (("sha256:" + "99" * 32, False), (OTHER, True)):
+        record = {**image, "base_digest": digest}
+        support.write(tmp_path / "images/runtime-py311/image.json", record)
+        assert forge("release.report", out=tmp_path).returncode == 0
+        assert ("2.36-9" in page.read_text()) == shown
+
+
 def test_json_for_machines(tmp_path: Path) -> None:
     fill(tmp_path, health_data=health())
     done = forge("release.report", "--json", out=tmp_path)

@@ -81,6 +81,7 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
         bench=bench.data,
         stages=stages,
         notes=notes,
+        system=base_packages(out / "base", image),
         verdict=verdict,
         made=made,
     )
@@ -220,6 +221,23 @@ def read_stages(folder: Path, slug: str) -> list[dict[str, Any]]:
             if verb in MAIN_JOB:
                 stages.append({"verb": verb, "status": "not run", "why": "it left no result"})
     return stages
+
+
+def base_packages(folder: Path, image: dict[str, Any]) -> list[dict[str, Any]]:
+    """The OS packages of an image's base, if that very base is still there.
+
+    Args:
+        folder: ``out/base``.
+        image: The image's record.
+
+    Returns:
+        Each with ``name`` and ``version``; empty if the base is another one by now.
+    """
+    for path in sorted(folder.glob("*.json")):
+        record = read_json(path)
+        if isinstance(record, dict) and record.get("manifest_digest") == image.get("base_digest"):
+            return list(record.get("packages") or [])
+    return []
 
 
 def gather_notes(
