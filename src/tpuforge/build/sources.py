@@ -9,38 +9,25 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from tpuforge import pip_settings
 from tpuforge.build.download import Access, Page, Web
 from tpuforge.errors import ForgeError
-from tpuforge.process import clean_env, redact, run
+from tpuforge.process import redact
 
 Kind = Literal["directory", "index", "torch index"]
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
-_PIP_TIMEOUT_S = 60.0
-# pip's own parser knows its files, variables, their order and its defaults; hex because a
-# credential in an address must come through unchanged
-_ASK_PIP = """
-import json
-from pip._internal.commands import create_command
-options, _ = create_command("download").parse_args([])
-names = ("index_url", "extra_index_urls", "find_links", "no_index", "cert", "client_cert", "proxy",
-         "trusted_hosts")
-print(json.dumps({name: getattr(options, name) for name in names}).encode().hex())
-"""
-# what pip reads to find its settings, beside its own variables
-_PIP_PLACES = ("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS")
 
 
 @dataclass(frozen=True)
@@ -128,12 +115,12 @@ def configured(extra: Sequence[str], torch_index: str, *, offline: bool) -> Sour
         ForgeError: If a named directory is not there, or pip cannot read its own settings.
     """
     named = [_named(text) for text in extra]
-    pip = _pip_settings()
-    links = [_link(text) for text in pip["find_links"]]
+    pip = pip_settings.read()
+    links = [_link(text) for text in pip.find_links]
     indexes: list[Source] = []
     torch: list[Source] = []
-    if not pip["no_index"]:
-        indexes = [_index(text) for text in (pip["index_url"], *pip["extra_index_urls"])]
+    if not pip.no_index:
+        indexes = [_index(text) for text in (pip.index_url, *pip.extra_index_urls)]
         torch = [Source("torch index", "index", torch_index)]
     local = [source for source in (*links, *indexes) if source.kind == "directory"]
     remote = [source for source in (*links, *indexes) if source.kind != "directory"]
@@ -144,12 +131,12 @@ def configured(extra: Sequence[str], torch_index: str, *, offline: bool) -> Sour
         general=tuple(dict.fromkeys((*named, *local, *remote))),
         torch=tuple(dict.fromkeys((*named, *local, *torch))),
         access=Access(
-            certificates=pip["cert"]
+            certificates=pip.cert
             or os.environ.get("REQUESTS_CA_BUNDLE")
             or os.environ.get("CURL_CA_BUNDLE"),
-            client_certificate=pip["client_cert"],
-            proxy=pip["proxy"] or None,
-            unverified_hosts=frozenset(pip["trusted_hosts"]),
+            client_certificate=pip.client_cert,
+            proxy=pip.proxy,
+            unverified_hosts=frozenset(pip.trusted_hosts),
         ),
     )
 
@@ -210,27 +197,6 @@ def is_release(file: str, name: str, version: str) -> bool:
         return found == canonicalize_name(name) and release == Version(version)
     except (InvalidWheelFilename, InvalidVersion):
         return False
-
-
-def _pip_settings() -> dict[str, Any]:
-    """The settings of the pip beside this Python, as pip itself reads them."""
-    env = clean_env()
-    if "PIP_CONFIG_FILE" not in os.environ:
-        del env["PIP_CONFIG_FILE"]
-    env |= {
-        key: value
-        for key, value in os.environ.items()
-        if key.startswith("PIP_") or key in _PIP_PLACES
-    }
-    done = run(
-        [sys.executable, "-I", "-c", _ASK_PIP],
-        timeout=_PIP_TIMEOUT_S,
-        env=env,
-        doing="asking pip for its settings",
-        mend="mend what pip config debug shows, or set PIP_CONFIG_FILE=/dev/null",
-    )
-    settings: dict[str, Any] = json.loads(bytes.fromhex(done.output.split()[-1]))
-    return settings
 
 
 def _named(text: str) -> Source:

@@ -8,38 +8,14 @@ lock without a trace in it.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from tpuforge import pip_settings
 from tpuforge.errors import ForgeError
 from tpuforge.process import clean_env, redact, run
 
-# pip's own parser knows its files, variables and their order; hex, because a credential in the
-# address must come through the redaction of subprocess output unharmed
-_ASK = """
-import json
-from pip._internal.commands import create_command
-options, _ = create_command("install").parse_args([])
-kept = ("index_url", "no_index", "cert", "client_cert", "proxy", "trusted_hosts", "find_links")
-found = {name: getattr(options, name) for name in kept}
-left = {
-    "constraint": options.constraints,
-    "extra-index-url": options.extra_index_urls,
-    "find-links": options.find_links,
-    "no-binary": sorted(options.format_control.no_binary),
-    "only-binary": sorted(options.format_control.only_binary),
-    "pre": getattr(options, "pre", False),
-    "prefer-binary": options.prefer_binary,
-    "requirement": options.requirements,
-    "uploaded-prior-to": getattr(options, "uploaded_prior_to", None),
-}
-found["ignored"] = sorted(name for name, value in left.items() if value)
-print(json.dumps(found).encode().hex())
-"""
 _UNREACHABLE = re.compile(
     r"Retrying \(|\bConnectionError|NewConnectionError|ConnectTimeout|ReadTimeout|Max retries"
     r"|Temporary failure in name resolution|Name or service not known|Connection refused"
@@ -151,28 +127,18 @@ def read_source(python: Path) -> Source:
     Raises:
         ForgeError: If pip cannot read its configuration.
     """
-    env = clean_env()
-    del env["PIP_CONFIG_FILE"]
-    env |= {k: v for k, v in os.environ.items() if k.startswith(("PIP_", "XDG_CONFIG_"))}
-    done = run(
-        [python, "-I", "-c", _ASK],
-        timeout=60,
-        env=env,
-        doing="asking pip for its settings",
-        mend="mend pip's configuration: pip config debug",
-    )
-    found: dict[str, Any] = json.loads(bytes.fromhex(done.output.split()[-1]))
+    pip = pip_settings.read(python)
     reach = {
-        "PIP_CERT": found["cert"],
-        "PIP_CLIENT_CERT": found["client_cert"],
-        "PIP_PROXY": found["proxy"],
-        "PIP_TRUSTED_HOST": " ".join(found["trusted_hosts"]),
+        "PIP_CERT": pip.cert,
+        "PIP_CLIENT_CERT": pip.client_cert,
+        "PIP_PROXY": pip.proxy,
+        "PIP_TRUSTED_HOST": " ".join(pip.trusted_hosts),
     }
-    folders = (Path(link.removeprefix("file://")) for link in found["find_links"])
+    folders = (Path(link.removeprefix("file://")) for link in pip.find_links)
     return Source(
-        index=found["index_url"],
+        index=pip.index_url,
         reach={name: value for name, value in reach.items() if value},
         folders=tuple(folder for folder in folders if folder.is_dir()),
-        ignored=tuple(found["ignored"]),
-        forbidden=bool(found["no_index"]),
+        ignored=pip.meddling,
+        forbidden=pip.no_index,
     )
