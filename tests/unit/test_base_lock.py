@@ -70,7 +70,7 @@ def test_a_missing_lock_names_the_command_that_writes_it(tmp_path: Path) -> None
     (root / "lock" / "debian" / "bookworm.lock").unlink()
     code, output = base(environment(root, tmp_path / "out"))
     assert code == 2
-    assert "python -m tpuforge.images.base --relock" in output
+    assert "./forge --python-module tpuforge.images.base --relock" in output
 
 
 def test_an_unknown_suite_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tpuforge.pins import Suite
 from tpuforge.process import Completed, clean_env, redact, run
 
 ARCH = "amd64"
-RELOCK = "python -m tpuforge.images.base --relock"
+RELOCK = "./forge --python-module tpuforge.images.base --relock"
 _DEB = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9.+-]+)_(?P<version>[0-9A-Za-z.+~:%-]+)_(?P<arch>amd64|all)\.deb"
 )
