@@ -54,6 +54,9 @@ RUNNING = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _TIME_LIMIT_S = 300.0
 _RESOLVERS = ("pip", "pip-tools", "uv")
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)")
+# where an index does not serve metadata apart (PEP 658), read it out of the wheel by range requests
+# instead of downloading hundreds of megabytes twice
+_LAZY = "--use-feature=fast-deps"
 _NO_SOLUTION = re.compile(
     r"No matching distribution|ResolutionImpossible|Could not find a version|No solution found"
 )
@@ -300,7 +303,8 @@ def _pip_compile(job: Job, python: Path, work: Path) -> dict[str, str]:
     words += ["--strip-extras", "--allow-unsafe", "--no-header", "--no-annotate"]
     words += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"]
     words += ["--no-emit-options", "--newline=lf", "--cache-dir", work / "cache"]
-    words += [f"--pip-args=--only-binary :all: --uploaded-prior-to {job.cutoff}"]
+    asked = f"{_LAZY} --only-binary :all: --uploaded-prior-to {job.cutoff}"
+    words += [f"--pip-args={asked}"]
     words += ["--find-links", work / "torch", "--constraint", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
     if done.code and _NO_SOLUTION.search(done.output):
@@ -379,7 +383,7 @@ def _files(job: Job, home: Path, work: Path, versions: Mapping[str, str]) -> lis
     if not versions:
         return []
     _write(work / "exact", [f"{name}=={number}" for name, number in versions.items()])
-    words: list[str | Path] = [home, "-m", "pip", "install", "-q", "--dry-run"]
+    words: list[str | Path] = [home, "-m", "pip", "install", "-q", "--dry-run", _LAZY]
     words += ["--ignore-installed", "--target", work / "nowhere", *job.target()]
     words += ["--report", work / "report.json", "-r", work / "exact"]
     done = job.run(words, work)
