@@ -37,7 +37,7 @@ def processes(needle: str) -> list[str]:
 
 def test_a_private_engine_from_start_to_stop(out: Path) -> None:
     env = environment(out)
-    code, output = engine(env)
+    code, output = engine(env, "--private")
     assert code == 0, output
     first = record(out)
     assert first["private"] is True
@@ -46,7 +46,7 @@ def test_a_private_engine_from_start_to_stop(out: Path) -> None:
     assert socket.startswith("/run/tpuforge-")
 
     started = time.monotonic()
-    code, output = engine(env, "--no-install")
+    code, output = engine(env, "--private", "--no-install")
     assert code == 0
     assert "nothing to do" in output
     assert time.monotonic() - started < 5, "a warm call takes about half a second"
@@ -77,7 +77,7 @@ def test_another_dockers_bridge_is_left_alone(out: Path) -> None:
         '"$@"; code=$?; ip link show docker0 >/dev/null || exit 98; exit $code'
     )
     prefix = ["unshare", "--net", "sh", "-c", script, "sh"]
-    code, output = engine(environment(out), prefix=prefix)
+    code, output = engine(environment(out), "--private", prefix=prefix)
     assert code != 99, "this kernel cannot make a bridge, so nothing could be judged"
     assert code != 98, "the private engine removed docker0"
     assert code == 0, output

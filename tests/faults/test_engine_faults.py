@@ -35,13 +35,13 @@ def test_an_address_where_nothing_answers_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a private dockerd")
 def test_a_killed_engine_is_started_again(out: Path) -> None:
     env = environment(out)
-    code, output = engine(env)
+    code, output = engine(env, "--private")
     assert code == 0, output
     before = record(out)
     os.kill(int(str(before["pid"])), signal.SIGKILL)
-    code, output = engine(env, "--no-install")
+    code, output = engine(env, "--private", "--no-install")
     assert code == 2, "only looking must not start anything"
-    code, output = engine(env)
+    code, output = engine(env, "--private")
     assert code == 0, output
     after = record(out)
     assert after["pid"] != before["pid"]
@@ -61,7 +61,7 @@ def test_an_engine_that_cannot_start_says_why(out: Path) -> None:
     (out / "engine").mkdir(parents=True)
     (out / "engine" / "data").mkdir()
     (out / "engine" / "data" / "buildkit").write_text("not a folder")
-    code, output = engine(environment(out))
+    code, output = engine(environment(out), "--private")
     assert code == 2
     assert "the private engine did not start" in output
     assert "buildkit" in output

@@ -35,7 +35,7 @@ _INDEXED = (
     *("Package", "Version", "Architecture", "Multi-Arch", "Essential", "Protected", "Priority"),
     *("Depends", "Pre-Depends", "Provides", "Conflicts", "Breaks", "Replaces"),
 )
-_UPDATE_S = 300.0
+_UPDATE_S = 120.0
 _SNAPSHOT_S = 20.0
 _DOWNLOAD_S = 1800.0
 
@@ -663,6 +663,13 @@ def unreachable(mirror: Mirror, problem: str, wanted: Sequence[str]) -> ForgeErr
         problem: apt's words.
         wanted: What is needed from it.
     """
+    if "NO_PUBKEY" in problem:
+        return ForgeError(
+            f"Debian's archive keyring here is too old for this archive\n{problem}",
+            expected="a debian-archive-keyring that knows who signs it",
+            mend="sudo apt-get install --only-upgrade debian-archive-keyring, or install the "
+            "package of that name from a newer Debian",
+        )
     some = ", ".join(wanted[:4]) + (f" and {len(wanted) - 4} more" if len(wanted) > 4 else "")
     return ForgeError(
         f"the Debian mirror {redact(mirror.main)} ({mirror.origin}) does not answer\n{problem}",

@@ -39,6 +39,7 @@ _FORMAT = (
     '"plugins":{{json .ClientInfo.Plugins}}}'
 )
 _CREATE = "docker buildx create --name tpuforge --driver docker-container --bootstrap"
+_OTHER = f"{_CREATE}; or, as root: ./forge engine --private"
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,11 @@ def _json_line(output: str) -> dict[str, Any]:
     return {}
 
 
-def _silent(target: Target, output: str) -> ForgeError:
+class SilentError(ForgeError):
+    """No daemon answers, so a private one may take its place."""
+
+
+def _silent(target: Target, output: str) -> SilentError:
     said = [line for line in output.splitlines() if line.strip() and not line.startswith("{")]
     named = f" (named by {target.named_by})" if target.named_by else ""
     if "permission denied" in output.lower():
@@ -201,7 +206,7 @@ def _silent(target: Target, output: str) -> ForgeError:
         mend = f"start that Docker, or change {target.named_by}"
     else:
         mend = "sudo systemctl start docker"
-    return ForgeError(
+    return SilentError(
         f"no Docker daemon answers at {target.host}{named}\n" + "\n".join(said[:4]),
         expected="a Docker daemon that answers",
         mend=mend,
@@ -298,8 +303,8 @@ def _classic(target: Target, why: str) -> ForgeError:
         f"the Docker at {target.host} has the classic image store, which cannot export OCI "
         f"layouts, and {why}",
         expected="a builder of the docker-container kind, or the containerd image store",
-        mend=f"{_CREATE}   (or set features.containerd-snapshotter to true in "
-        "/etc/docker/daemon.json and restart Docker)",
+        mend=f"{_OTHER}; or set features.containerd-snapshotter to true in "
+        "/etc/docker/daemon.json and restart Docker",
     )
 
 
@@ -316,17 +321,21 @@ def _judge(builder: Builder, engine: str, target: Target) -> tuple[str, str]:
             return "unknown", f"by the engine's version: BuildKit says {said}"
         what = f"the engine is {engine}, older than {OLDEST_ENGINE}, so its BuildKit is too"
         raise _lacking(
-            target, [(what, f"upgrade Docker to {OLDEST_ENGINE} or newer, or: {_CREATE}")]
+            target, [(what, f"upgrade Docker to {OLDEST_ENGINE} or newer; or: {_OTHER}")]
         )
     if unknown:
         what = f"the builder {builder.name} does not tell its BuildKit's version"
         raise _lacking(target, [(what, f"docker buildx inspect --bootstrap {builder.name}")])
     what = f"BuildKit of the builder {builder.name} is {builder.buildkit}, older than 0.13"
-    raise _lacking(target, [(what, f"upgrade Docker to {OLDEST_ENGINE} or newer, or: {_CREATE}")])
+    raise _lacking(target, [(what, f"upgrade Docker to {OLDEST_ENGINE} or newer; or: {_OTHER}")])
 
 
 def ensure_engine(
-    progress: Progress, *, builder: str | None = None, install: bool = True
+    progress: Progress,
+    *,
+    builder: str | None = None,
+    install: bool = True,
+    private: bool = False,
 ) -> dict[str, Any]:
     """Have an engine that can bake.
 
@@ -337,6 +346,7 @@ def ensure_engine(
         progress: Told what happens.
         builder: A builder to use.
         install: Whether packages may be installed and a private engine started.
+        private: Take the private one even if there is another.
 
     Returns:
         The record, as in ``out/engine/engine.json`` (format: docs/engine.md).
@@ -345,17 +355,19 @@ def ensure_engine(
         ForgeError: If there is none and none can be set up; exit code 2.
     """
     docker = which("docker")
-    if docker:
+    running = daemon.running_pid()
+    if private:
+        silent = ForgeError("no private engine runs", expected="root on Debian or Ubuntu")
+        if docker and running and daemon.answers():
+            return _private(docker, running, builder)
+    elif docker:
         target = user_target(docker)
-        if target.named_by:
-            return _record(probe(docker, target, builder))
-        running = daemon.running_pid()
-        if running and daemon.answers():
+        if running and not target.named_by and daemon.answers():
             return _private(docker, running, builder)
         try:
             return _record(probe(docker, target, builder))
-        except ForgeError as error:
-            if not error.found.startswith("no Docker daemon answers"):
+        except SilentError as error:
+            if target.named_by:
                 raise
             silent = error
     else:
@@ -371,7 +383,7 @@ def ensure_engine(
     if os.geteuid() != 0 or not (daemon.usable_dockerd() or can_install()):
         raise _by_hand(silent)
     if not install:
-        silent.mend = "run it again without --no-install, or start Docker"
+        silent.mend = "run it again without --no-install, or start your Docker"
         raise silent
     with exclusive("engine", lambda who: progress.note(f"waiting for {who}, which starts Docker")):
         running = daemon.running_pid()
@@ -422,7 +434,12 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
             return Outcome("done", "the private engine is stopped; its cache stays in out/engine")
         return Outcome("unchanged", "no private engine runs")
     before = read_json(record_path())
-    record = ensure_engine(progress, builder=options.builder, install=not options.no_install)
+    record = ensure_engine(
+        progress,
+        builder=options.builder,
+        install=not options.no_install,
+        private=options.private,
+    )
     versions = record["versions"]
     kind = "private engine" if record["private"] else "Docker"
     summary = (
@@ -450,6 +467,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--no-install",
         action="store_true",
         help="only look: install nothing and start nothing",
+    )
+    arguments.add_argument(
+        "--private", action="store_true", help="use the private engine even if there is another"
     )
     arguments.add_argument("--builder", metavar="NAME", help="use this buildx builder")
     return run_verb("engine", arguments, _act, argv)
