@@ -125,7 +125,7 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
         "verb": "bake",
         "status": "done",
         "seconds": 44.0,
-        "summary": "baked it",
+        "summary": f"baked it; {tmp_path}/images/x",
         "notes": ["the base has drifted"],
         "exit_code": 0,
     }
@@ -144,7 +144,8 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
     assert "bake: The base has drifted." in done.stdout
     assert "bench: The engine is gone." in done.stdout
     page = (tmp_path / "report/index.html").read_text()
-    assert "baked it" in page
+    assert "baked it; out/images/x" in page
+    assert str(tmp_path) not in page
     assert "44.0 s" in page
 
 

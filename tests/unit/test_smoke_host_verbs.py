@@ -80,7 +80,7 @@ def test_unchanged_needs_no_engine_and_says_why(tmp_path: Path) -> None:
     done = forge("smoke.health", *PLAIN, out=tmp_path)
     assert time.monotonic() - started < 3
     assert done.returncode == 0
-    assert "same image, simulator and options as in the last run" in done.stdout
+    assert "same image, simulator and options as in the last run, which took " in done.stdout
 
 
 @pytest.mark.parametrize("change", ["options", "image", "again", "edited", "unjudged"])

@@ -215,6 +215,9 @@ def read_stages(folder: Path, slug: str) -> list[dict[str, Any]]:
         for name in (f"{verb}-{slug}", verb):
             record = read_json(folder / f"{name}.json")
             if isinstance(record, dict) and record.get("schema") == RESULT_SCHEMA:
+                if record.get("summary"):
+                    # the page is handed on: where it was made is nobody's business
+                    record["summary"] = str(record["summary"]).replace(f"{folder.parent}/", "out/")
                 stages.append(record)
                 break
         else:

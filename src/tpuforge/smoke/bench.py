@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tpuforge.console import Progress, print_table
+from tpuforge.console import Progress, duration, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, exclusive, out_dir, read_json, sha256_file, sha256_text, write_json
@@ -66,6 +67,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
             if not options.json:
                 _show(read_json(folder / "bench.json"), subject)
             return _outcome("unchanged", subject, folder, record)
+        started = time.monotonic()
         engine = engine or container.find_engine(progress)
         notes: list[str] = []
         simulated = None
@@ -89,6 +91,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
                 "image": subject.reference,
                 "manifest_digest": subject.digest,
                 "exit_code": code,
+                "seconds": round(time.monotonic() - started, 1),
                 "notes": notes,
             }
             files = {"bench.json": room.results / "whole.json"}
@@ -219,13 +222,17 @@ def _outcome(
         summary += f", {missing} not run"
     summary += f"; {folder / 'bench.json'}"
     if status == "unchanged":
-        summary += " (same image, simulator and options as in the last run)"
+        summary += (
+            " (same image, simulator and options as in the last run, which took "
+            f"{duration(record['seconds'])})"
+        )
     return Outcome(
         status,
         summary,
         data={
             "image": subject.reference,
             "manifest_digest": subject.digest,
+            "run_seconds": record["seconds"],
             "bench": str(folder / "bench.json"),
             "medians": {item["id"]: [item["median"], item["unit"]] for item in measured},
         },

@@ -654,6 +654,8 @@ def earlier(folder: Path, main_file: str, key: str) -> dict[str, Any] | None:
     record = read_json(folder / "run.json")
     if not isinstance(record, dict) or record.get("key") != key:
         return None
+    if not {"exit_code", "seconds"} <= record.keys():
+        return None
     try:
         whole = sha256_file(folder / main_file) == record.get("sha256")
     except OSError:

@@ -9,6 +9,7 @@ repeated when that run came to a verdict.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -83,6 +84,7 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
             if not options.json:
                 _show(health, subject)
             return _outcome("unchanged", subject, folder, health, record)
+        started = time.monotonic()
         engine = engine or container.find_engine(progress)
         notes: list[str] = []
         simulated = None
@@ -109,6 +111,7 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
                 "tiers": tiers,
                 "targets": options.target,
                 "exit_code": done.code,
+                "seconds": round(time.monotonic() - started, 1),
                 "notes": notes,
             }
             files = {name: room.results / name for name in FILES}
@@ -203,13 +206,17 @@ def _outcome(
     summary = f"{subject.reference} is {verdict}"
     summary += f", highest tier {reached}; {page}" if reached else f"; {page}"
     if status == "unchanged":
-        summary += " (same image, simulator and options as in the last run)"
+        summary += (
+            " (same image, simulator and options as in the last run, which took "
+            f"{duration(record['seconds'])})"
+        )
     return Outcome(
         status,
         summary,
         data={
             "image": subject.reference,
             "manifest_digest": subject.digest,
+            "run_seconds": record["seconds"],
             "verdict": verdict,
             "highest_tier": reached,
             "tiers": {name: tier["status"] for name, tier in health["tiers"].items()},
