@@ -30,6 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
+from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
 # as a script, Python has put this folder itself first: its modules belong to the package
@@ -96,6 +97,9 @@ def _closed(environ: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
         expected.add("simulate")
     elif not (Path(simulator) / "simulator.json").is_file():
         closed["simulate"] = f"TPUFORGE_SIMULATOR names {simulator}, which holds no simulator"
+    elif not Path(environ.get("TPU_LIBRARY_PATH", "")).is_relative_to(simulator):
+        # with the real libtpu, every program would wait for a TPU that is not there
+        closed["simulate"] = "TPU_LIBRARY_PATH does not name the simulator's plugin"
     elif not found:
         closed["simulate"] = "the simulated chip is not mounted over /sys/bus/pci/devices"
     if simulator:
@@ -171,6 +175,15 @@ def _image(here: place.Place) -> dict[str, Any] | None:
         raise UnjudgedError(f"the image's own facts cannot be read: {error}") from error
 
 
+def _need_temporary_folder() -> None:
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UnjudgedError(
+            "no temporary folder can be written; give the container --tmpfs /tmp"
+        ) from error
+
+
 def _packages(here: place.Place) -> list[dict[str, str]]:
     with contextlib.suppress(AssertionError):
         return [
@@ -205,6 +218,7 @@ def health(argv: Sequence[str]) -> int:
                 raise UnjudgedError(f"{target!r} is not a topology; v6e:2x2 is one")
         earlier = _read_earlier(options.merge)
         image = _image(here)
+        _need_temporary_folder()
         closed, expected = _closed(os.environ)
         suite, trouble, said = _run_pytest(options, tiers, extra, closed)
     except UnjudgedError as error:
@@ -247,7 +261,12 @@ def health(argv: Sequence[str]) -> int:
     try:
         if earlier is not None:
             result = verdict.merge(earlier, result)
-    except (ValueError, KeyError, TypeError) as error:
+            if options.junit:
+                ran = {one["id"] for one in suite.results}
+                _extend_junit(
+                    Path(options.junit), [one for one in result["checks"] if one["id"] not in ran]
+                )
+    except (ValueError, KeyError, TypeError, OSError) as error:
         print(f"health: {options.merge} cannot be merged: {error}", file=sys.stderr)
         result |= {"verdict": "unjudged", "exit_code": verdict.UNJUDGED}
     if extra or trouble:
@@ -295,6 +314,29 @@ def _deliver(options: argparse.Namespace, result: dict[str, Any]) -> int:
         print(f"health: a result cannot be written: {error}", file=sys.stderr)
         return verdict.UNJUDGED if code == verdict.HEALTHY else code
     return code
+
+
+def _extend_junit(path: Path, checks: Sequence[Mapping[str, Any]]) -> None:
+    """Add the checks of an earlier run to the JUnit file that pytest wrote."""
+    tree = ElementTree.parse(path)
+    suite = tree.getroot().find("testsuite")
+    if suite is None:
+        raise ValueError(f"{path} has no testsuite")
+    counts = {"tests": len(checks), "failures": 0, "skipped": 0}
+    for one in checks:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"test_{one['tier']}", name=one["id"],
+            time=f"{one['seconds']:.3f}",
+        )  # fmt: skip
+        if one["status"] == "failed":
+            counts["failures"] += 1
+            ElementTree.SubElement(case, "failure", message=one["detail"])
+        elif one["status"] == "not run":
+            counts["skipped"] += 1
+            ElementTree.SubElement(case, "skipped", message=one["detail"])
+    for name, count in counts.items():
+        suite.set(name, str(int(suite.get(name, "0")) + count))
+    tree.write(path, encoding="utf-8", xml_declaration=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -321,6 +321,10 @@ class Progress:
             self._stream.flush()
 
 
-def progress_stream() -> TextIO:
+def progress_stream() -> TextIO | None:
     """Where progress goes: standard error, so that standard output stays for results."""
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
     return sys.stderr

@@ -37,7 +37,7 @@ def tier(
 
     Args:
         checks: Its checks.
-        why: Why it did not run, if it did not.
+        why: Why it did not run, if its checks do not say so.
         required: Whether its not running leaves the image unjudged.
         seconds: Wall time of its checks.
         peak_memory_bytes: Memory of the suite itself; the checks' own is added.
@@ -57,7 +57,7 @@ def tier(
         why = "; ".join(f"warning {c['id']}: {c['detail']}" for c in warned)
     else:
         status = "not run"
-        why = why or next((c["detail"] for c in checks if c["detail"]), "it has no check")
+        why = next((c["detail"] for c in checks if c["detail"]), why) or "it has no check"
     peaks = [c["peak_memory_bytes"] for c in checks if c["peak_memory_bytes"]]
     if peak_memory_bytes and executed:
         peaks.append(peak_memory_bytes)

@@ -106,7 +106,7 @@ def matmul_2x2() -> dict[str, Any]:
     """The first program of TorchTPU's README: two 2x2 matrices on the TPU, multiplied.
 
     Returns:
-        The device, and the largest difference from the CPU's product.
+        The device, the largest difference from the CPU's product, and the scale of its terms.
     """
     torch = _torch()
     torch.manual_seed(0)
@@ -122,6 +122,7 @@ def matmul_2x2() -> dict[str, Any]:
         "accelerator": str(torch.accelerator.current_accelerator()),
         "available": bool(torch.accelerator.is_available()),
         "difference": float((found - a.cpu() @ b.cpu()).abs().max()),
+        "scale": float((a.cpu().abs() @ b.cpu().abs()).max()),
         "finite": bool(torch.isfinite(found).all()),
         "first_seconds": seconds,
     }

@@ -183,6 +183,32 @@ def test_a_simulator_that_is_none_ends_with_2(sound: Environment, tmp_path: Path
     done = sound.run("health", "--tier", "simulate", TPUFORGE_SIMULATOR=str(tmp_path))
     assert done.returncode == 2
     assert "which holds no simulator" in " ".join(done.stdout.split())
+    (tmp_path / "simulator.json").write_text("{}")
+    done = sound.run("health", "--tier", "simulate", TPUFORGE_SIMULATOR=str(tmp_path))
+    assert done.returncode == 2
+    assert "TPU_LIBRARY_PATH does not name" in " ".join(done.stdout.split())
+    done = sound.run(
+        "health", "--tier", "simulate",
+        TPUFORGE_SIMULATOR=str(tmp_path), TPU_LIBRARY_PATH=str(tmp_path / "wrapper.so"),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "chip is not mounted" in " ".join(done.stdout.split())
+
+
+def test_without_a_temporary_folder_nothing_is_judged(sound: Environment) -> None:
+    code = (
+        "import sys, tempfile; from smoke import cli\n"
+        "def none(): raise FileNotFoundError('No usable temporary directory found')\n"
+        "tempfile.gettempdir = none\n"
+        "sys.exit(cli.main(['health', '--tier', 'static']))"
+    )
+    env = {**os.environ, "TPUFORGE_HOME": str(sound.home)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--tmpfs /tmp" in done.stderr
 
 
 def test_two_runs_are_joined_and_other_images_are_refused(
@@ -190,13 +216,17 @@ def test_two_runs_are_joined_and_other_images_are_refused(
 ) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     sound.run("health", "--tier", "static", "-k", "static.lock", "--json", str(first))
+    junit = tmp_path / "second.xml"
     options = ["--tier", "device", "--merge", str(first), "--json", str(second)]
+    options += ["--junit", str(junit)]
     done = sound.run("health", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     merged = json.loads(second.read_text())
     assert _misfit(merged, SCHEMA) == []
     assert merged["tiers"]["static"]["passed"] == 1
     assert merged["tiers"]["device"]["why"] == "no TPU found"
+    assert 'tests="6"' in junit.read_text()
+    assert 'name="static.lock"' in junit.read_text()
     other = json.loads(first.read_text())
     other["image"]["lock_sha256"] = "f" * 64
     first.write_text(json.dumps(other))

@@ -1,0 +1,219 @@
+"""The suite inside the real image: healthy as baked, and every kind of damage noticed.
+
+Damage is done by mounts and settings, on the image that everybody gets.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bake_support import ROOT, Image, result
+
+HARDENED = (
+    "--network=none",
+    "--read-only",
+    "--tmpfs=/tmp",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+)
+SITE = "/opt/venv/lib/python3.11/site-packages"
+MEMORY_LIMIT = 2_000_000_000
+
+
+def health(
+    image: Image, *arguments: str, options: tuple[str, ...] = ()
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run the suite in a hardened container; its report comes over standard output."""
+    words = ("health", "--json", "-", *arguments)
+    done = image.run(*words, options=(*HARDENED, *options), timeout=900)
+    assert done.stdout.startswith("{"), done.stderr
+    return done, json.loads(done.stdout)
+
+
+def failed(report: dict[str, Any]) -> dict[str, str]:
+    """The failed checks: name to detail."""
+    return {one["id"]: one["detail"] for one in report["checks"] if one["status"] == "failed"}
+
+
+def mount(source: Path, target: str) -> tuple[str, str]:
+    """A read-only mount."""
+    return ("--mount", f"type=bind,source={source},target={target},readonly")
+
+
+def test_as_baked_it_is_healthy_for_any_user(image: Image) -> None:
+    done, report = health(image, options=("--user=4242:4242",))
+    assert done.returncode == 0, done.stderr
+    assert failed(report) == {}
+    status = {name: tier["status"] for name, tier in report["tiers"].items()}
+    assert status == {
+        "static": "passed",
+        "import": "passed",
+        "compile": "passed",
+        "simulate": "not run",
+        "device": "not run",
+    }
+    assert report["tiers"]["device"]["why"] == "no TPU found"
+    assert report["tiers"]["simulate"]["why"] == "no simulator is mounted"
+    assert report["image"]["lock_sha256"] == image.record["lock_sha256"]
+    assert report["highest_tier"] == "compile"
+    peaks = [tier["peak_memory_bytes"] for tier in report["tiers"].values()]
+    assert max(peak for peak in peaks if peak) < MEMORY_LIMIT
+    figures = {one["id"]: one["figures"] for one in report["checks"]}
+    for target in ("v6e:2x2", "v5e:2x2"):
+        assert figures[f"compile.large@{target}"]["flops"] == 2 * 8192**3
+        assert figures[f"compile.large@{target}"]["code_bytes"] > 0
+
+
+def test_every_damage_of_the_files_is_noticed(image: Image, tmp_path: Path) -> None:
+    texts = {
+        f"{SITE}/torch/version.py": "__version__ = '2.13.0+cu126'\ncuda = '12.6'\n",
+        f"{SITE}/torch_tpu/include/XLA_COMMIT": "0" * 40,
+        f"{SITE}/libtpu/libtpu.so": "",
+        f"{SITE}/nvidia_cublas_cu12-12.6.dist-info/METADATA": "Name: nvidia-cublas-cu12\n"
+        "Version: 12.6\n",
+        f"{SITE}/nvidia/libcublas.so.12": "",
+        "/opt/tpuforge/lock.txt": f"torch==2.12.0+cpu --hash=sha256:{'0' * 64}\n",
+        "/etc/pip.conf": "",
+        "/etc/passwd": "root:x:0:0::/root:/bin/sh\n",
+        "/etc/machine-id": "0123456789abcdef0123456789abcdef\n",
+        "/old/libstdc++.so.6": "",
+    }
+    options: list[str] = []
+    for index, (target, text) in enumerate(texts.items()):
+        source = tmp_path / str(index)
+        source.write_text(text)
+        options += mount(source, target)
+    old = tmp_path / "libstdc++.so.6"
+    old.write_bytes(_empty_library())
+    options[options.index("--mount", -2) :] = mount(old, "/old/libstdc++.so.6")
+    options += ["--user=0", "--env=LD_PRELOAD=/nowhere.so", "--env=PIP_CONSTRAINT=/etc/hostname"]
+    options += ["--env=LD_LIBRARY_PATH=/old"]
+    done, report = health(image, "--tier", "static", options=tuple(options))
+    assert done.returncode == 1
+    assert report["verdict"] == "unhealthy"
+    found = failed(report)
+    assert set(found) == {
+        "static.lock", "static.closure", "static.record", "static.unrecorded", "static.bytecode",
+        "static.cuda", "static.needed", "static.versions", "static.torch-tpu", "static.account",
+        "static.user", "static.preload", "static.allocator", "static.guard", "static.guard-env",
+        "static.leftovers",
+    }  # fmt: skip
+    assert "torch/version.py has" in found["static.record"]
+    assert "libcublas" in found["static.cuda"]
+    assert "libtpu.so cannot be read" in found["static.needed"]
+    assert "GLIBCXX" in found["static.versions"]
+    assert "/nowhere.so, which is not there" in found["static.preload"]
+
+
+def _empty_library() -> bytes:
+    from smoke_suite_support import elf
+
+    return elf(())
+
+
+def test_a_broken_libtpu_and_a_missing_preload_are_noticed(image: Image, tmp_path: Path) -> None:
+    (tmp_path / "libtpu.so").write_bytes(b"\x7fELF")
+    options = (*mount(tmp_path / "libtpu.so", f"{SITE}/libtpu/libtpu.so"), "--env=LD_PRELOAD=")
+    arguments = ("--tier", "import,compile", "--target", "v6e:2x2")
+    done, report = health(
+        image, *arguments, "-k", "tcmalloc or pjrt-pair or compile", options=options
+    )
+    assert done.returncode == 1
+    assert set(failed(report)) == {
+        "import.tcmalloc",
+        "import.pjrt-pair",
+        "compile.small@v6e:2x2",
+        "compile.large@v6e:2x2",
+        "compile.too-large@v6e:2x2",
+        "compile.malformed@v6e:2x2",
+    }
+    assert "libtpu.so" in failed(report)["import.pjrt-pair"]
+
+
+def test_a_pair_of_apis_that_nobody_tried_is_unhealthy(image: Image, tmp_path: Path) -> None:
+    table = tmp_path / "pairs.toml"
+    table.write_text('[[pair]]\nframework = "0.1"\nplugin = "0.1"\nworks = true\nwhy = "old"\n')
+    options = mount(table, "/opt/tpuforge/smoke/pjrt_pairs.toml")
+    done, report = health(image, "--tier", "import", "-k", "import.pjrt-pair", options=options)
+    assert done.returncode == 1
+    assert "nobody has tried this pair yet" in failed(report)["import.pjrt-pair"]
+
+
+def test_a_target_that_libtpu_does_not_know_leaves_it_unjudged(image: Image) -> None:
+    arguments = ("--tier", "compile", "--target", "v6e:3x3", "-k", "compile.small")
+    done, report = health(image, *arguments)
+    assert done.returncode == 2
+    assert "libtpu knows no target v6e:3x3" in report["tiers"]["compile"]["why"]
+
+
+@pytest.fixture(scope="module")
+def simulator(image: Image) -> Path:
+    """The simulator's folder; it needs the wheels that the image fixture has fetched."""
+    assert image.record
+    return Path(result("tpuforge.smoke.simulator")["folder"])
+
+
+def _simulated(folder: Path) -> tuple[str, ...]:
+    return (
+        *mount(folder, "/opt/simulator"),
+        *mount(folder / "pci", "/sys/bus/pci/devices"),
+        *mount(folder / "vfio", "/dev/vfio/7"),
+        "--env=TPU_LIBRARY_PATH=/opt/simulator/wrapper.so",
+        "--env=TPUFORGE_SIMULATOR=/opt/simulator",
+    )
+
+
+def test_on_the_simulator_it_is_healthy(image: Image, simulator: Path) -> None:
+    # eager, compiled and the cache; the main job runs the whole tier
+    chosen = "simulate.readme or simulate.compile-train or simulate.cache"
+    arguments = ("--tier", "simulate", "-k", chosen)
+    done, report = health(image, *arguments, options=_simulated(simulator))
+    assert done.returncode == 0, done.stderr
+    assert report["tiers"]["simulate"]["passed"] == 3
+    assert report["tiers"]["device"]["status"] == "not run"
+    assert report["highest_tier"] == "simulate"
+    assert report["tiers"]["simulate"]["peak_memory_bytes"] < MEMORY_LIMIT
+
+
+def test_a_simulator_whose_plugin_is_gone_is_noticed(image: Image, simulator: Path) -> None:
+    options = (*_simulated(simulator), "--env=TPUFORGE_PJRT_PLUGIN=/nowhere.so")
+    done, report = health(image, "--tier", "simulate", "-k", "simulate.readme", options=options)
+    assert done.returncode == 1
+    assert set(failed(report)) == {"simulate.readme"}
+
+
+def test_a_tpu_that_cannot_be_used_ends_with_3(image: Image, simulator: Path) -> None:
+    # a chip on the bus, and nobody says that it is simulated
+    options = (
+        *mount(simulator / "pci", "/sys/bus/pci/devices"),
+        *mount(simulator / "vfio", "/dev/vfio/7"),
+    )
+    done, report = health(image, "--tier", "device", options=options)
+    assert done.returncode == 3
+    assert report["verdict"] == "device"
+    assert set(failed(report)) == {"device.usable"}
+    assert report["tiers"]["device"]["not_run"] == 4
+
+
+def test_a_tpu_whose_driver_is_no_driver_ends_with_3_in_time(
+    image: Image, simulator: Path, tmp_path: Path
+) -> None:
+    node = tmp_path / "7"
+    node.touch()
+    node.chmod(0o666)
+    options = (
+        *mount(simulator / "pci", "/sys/bus/pci/devices"),
+        "--mount",
+        f"type=bind,source={node},target=/dev/vfio/7",
+    )
+    done, report = health(image, "--tier", "device", options=options)
+    assert done.returncode == 3, done.stderr
+    (usable,) = [one for one in report["checks"] if one["id"] == "device.usable"]
+    assert usable["figures"]["state"] == "unusable"
+    assert usable["seconds"] < 120
+    assert ROOT.name not in usable["detail"]
