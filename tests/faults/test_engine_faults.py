@@ -67,3 +67,17 @@ def test_an_engine_that_cannot_start_says_why(out: Path) -> None:
     assert "buildkit" in output
     assert not (out / "engine" / "engine.json").exists()
     assert not (out / "engine" / "dockerd.pid").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_file_system_without_overlays_is_refused(out: Path, tmp_path: Path) -> None:
+    """An out folder on a container's own file system: dockerd would start, and no build could."""
+    for part in ("lower", "upper", "work", "out"):
+        (tmp_path / part).mkdir()
+    layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    mount = 'mount -t overlay -o "$0" overlay "$1" && shift && exec "$@"'
+    prefix = ["unshare", "--mount", "sh", "-c", mount, layers, str(out)]
+    code, output = engine(environment(out), "--private", prefix=prefix)
+    assert code == 2, output
+    assert "cannot hold a private engine's layers" in output
+    assert "set TPUFORGE_OUT" in output

@@ -12,6 +12,7 @@ import hashlib
 import os
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -231,6 +232,7 @@ def start(progress: Progress) -> int:
     for path in (folder() / "data", runs / "exec"):
         path.mkdir(parents=True, exist_ok=True)
     runs.chmod(0o700)
+    _check_file_system()
     config = {
         "features": {"containerd-snapshotter": True},
         "data-root": str(folder() / "data"),
@@ -276,6 +278,30 @@ def start(progress: Progress) -> int:
             mend=f"read {_log_path()}",
         )
     return pid
+
+
+def _check_file_system() -> None:
+    """Refuse a file system that cannot hold a container's upper layer, such as another's layer.
+
+    dockerd starts there all the same, and then every build step fails.
+    """
+    with tempfile.TemporaryDirectory(prefix=".overlay-", dir=folder()) as name:
+        parts = {part: Path(name) / part for part in ("lower", "upper", "work", "merged")}
+        for path in parts.values():
+            path.mkdir()
+        # relative names: the mount option has no way to write a comma or a colon in a path
+        layers = "lowerdir=lower,upperdir=upper,workdir=work"
+        mount = ["mount", "-t", "overlay", "-o", layers, "overlay", "merged"]
+        done = run(mount, timeout=30, cwd=Path(name), check=False, doing="mounting an overlay")
+        if done.code == 0:
+            run(["umount", "merged"], timeout=30, cwd=Path(name), doing="unmounting an overlay")
+            return
+    raise ForgeError(
+        f"the file system of {folder()} cannot hold a private engine's layers\n{done.tail}",
+        expected="one that carries overlay mounts, such as ext4, xfs or btrfs (a container's own "
+        "file system does not), and the right to mount",
+        mend="set TPUFORGE_OUT to a folder on such a file system, or DOCKER_HOST to a Docker",
+    )
 
 
 def _log_tail() -> str:
