@@ -239,7 +239,12 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     client = folder / "docker"
-    client.write_text(f"#!{sys.executable}\n{FAKE_DOCKER}", encoding="utf-8")
+    # through a shell: a first line cannot name an interpreter in a folder with spaces
+    (folder / "docker.py").write_text(FAKE_DOCKER, encoding="utf-8")
+    client.write_text(
+        f"#!/bin/sh\nexec '{sys.executable}' -IS '{folder / 'docker.py'}' \"$@\"\n",
+        encoding="utf-8",
+    )
     client.chmod(0o755)
     write(folder / "play.json", {"holds": {DIGEST: DIGEST}, **play})
     write(

@@ -83,7 +83,7 @@ def test_unchanged_needs_no_engine_and_says_why(tmp_path: Path) -> None:
     assert "same image, simulator and options as in the last run, which took " in done.stdout
 
 
-@pytest.mark.parametrize("change", ["options", "image", "again", "edited", "unjudged"])
+@pytest.mark.parametrize("change", ["options", "image", "again", "edited", "lost", "unjudged"])
 def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
     fill(tmp_path)
     code = 2 if change == "unjudged" else 0
@@ -109,6 +109,8 @@ def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
     elif change == "edited":
         path = tmp_path / "health/runtime-py311/health.json"
         path.write_text(path.read_text() + " ")
+    elif change == "lost":
+        (tmp_path / "health/runtime-py311/health.html").unlink()
     assert forge("smoke.health", *arguments, out=tmp_path).returncode == code
     assert len(runs(client)) == 2
 
@@ -234,6 +236,26 @@ def test_a_run_that_is_told_to_stop_removes_its_container(tmp_path: Path) -> Non
     assert list((tmp_path / "health").glob(".run-*")) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int((client / "running").read_text()), 0)
+
+
+def test_of_two_at_once_the_second_waits_and_has_nothing_to_do(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=3)
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN],
+            env=support.verb_env(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = sorted(one.communicate(timeout=60)[0] for one in both)
+    assert [one.returncode for one in both] == [0, 0]
+    assert len(runs(client)) == 1
+    assert sum("nothing to do" in text for text in said) == 1
+    assert sum("waiting for process" in text for text in said) == 1
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:

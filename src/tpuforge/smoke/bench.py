@@ -62,7 +62,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         BENCH_SCHEMA, subject.digest, simulator.key(), str(options.samples), *options.target
     )
     with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
-        record = None if options.again else container.earlier(folder, "bench.json", key)
+        record = None if options.again else container.earlier(folder, ["bench.json"], key)
         if record is not None and record.get("exit_code") == Exit.OK:
             if not options.json:
                 _show(read_json(folder / "bench.json"), subject)
@@ -95,7 +95,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
                 "notes": notes,
             }
             files = {"bench.json": room.results / "whole.json"}
-            container.publish(folder, files, "bench.json", record)
+            container.publish(folder, files, record)
     if not options.json:
         _show(result, subject)
     return _outcome("done", subject, folder, record)

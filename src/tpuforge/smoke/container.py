@@ -640,12 +640,12 @@ def _not_run(done: Completed, job: Job) -> ForgeError:
     )
 
 
-def earlier(folder: Path, main_file: str, key: str) -> dict[str, Any] | None:
+def earlier(folder: Path, files: Sequence[str], key: str) -> dict[str, Any] | None:
     """The record of an earlier run with the same inputs, if its results are whole.
 
     Args:
         folder: Where the results stand.
-        main_file: The file that its record vouches for.
+        files: Their names; the first is the one that the record vouches for.
         key: Hash of all inputs.
 
     Returns:
@@ -657,19 +657,19 @@ def earlier(folder: Path, main_file: str, key: str) -> dict[str, Any] | None:
     if not {"exit_code", "seconds"} <= record.keys():
         return None
     try:
-        whole = sha256_file(folder / main_file) == record.get("sha256")
+        whole = sha256_file(folder / files[0]) == record.get("sha256")
+        whole = whole and all((folder / name).is_file() for name in files)
     except OSError:
         return None
     return record if whole else None
 
 
-def publish(folder: Path, files: Mapping[str, Path], main_file: str, record: Any) -> None:
+def publish(folder: Path, files: Mapping[str, Path], record: Any) -> None:
     """Put the results of a run into their place; the record comes last and vouches for them.
 
     Args:
         folder: Where they stand afterwards.
-        files: Final name to present path.
-        main_file: The name that the record vouches for.
+        files: Final name to present path; the record vouches for the first.
         record: Facts of the run.
 
     Raises:
@@ -687,5 +687,5 @@ def publish(folder: Path, files: Mapping[str, Path], main_file: str, record: Any
     (folder / "run.json").unlink(missing_ok=True)
     for name, path in files.items():
         write_atomic(folder / name, path.read_bytes())
-    whole = {"schema": RUN_SCHEMA, **record, "sha256": sha256_file(folder / main_file)}
+    whole = {"schema": RUN_SCHEMA, **record, "sha256": sha256_file(folder / next(iter(files)))}
     write_json(folder / "run.json", whole)

@@ -78,7 +78,7 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
     simulator_key = simulator.key() if "simulate" in tiers else ""
     key = sha256_text(HEALTH_SCHEMA, subject.digest, simulator_key, *tiers, "", *options.target)
     with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
-        record = None if options.again else container.earlier(folder, "health.json", key)
+        record = None if options.again else container.earlier(folder, FILES, key)
         if record is not None and record.get("exit_code") in _JUDGED:
             health = read_json(folder / "health.json")
             if not options.json:
@@ -115,7 +115,7 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
                 "notes": notes,
             }
             files = {name: room.results / name for name in FILES}
-            container.publish(folder, files, "health.json", record)
+            container.publish(folder, files, record)
     if not options.json:
         _show(health, subject)
     return _outcome("done", subject, folder, health, record)
