@@ -24,7 +24,7 @@ from tpuforge.paths import out_dir, write_atomic, write_json
 from tpuforge.process import clean_env, run
 
 OLDEST = 26
-"""The oldest dockerd with BuildKit 0.13."""
+"""The oldest engine with BuildKit 0.13, for daemons that do not tell their BuildKit's version."""
 
 _SOCKET_LIMIT = 107
 _LONGEST_SOCKET = "exec/containerd/containerd.sock.ttrpc"

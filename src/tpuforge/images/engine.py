@@ -27,8 +27,6 @@ from tpuforge.verb import Outcome, parser, run_verb
 SCHEMA = "tpuforge.engine/1"
 OLDEST = (0, 13)
 """The oldest buildx and BuildKit with ``oci-layout://`` contexts and ``tar=false`` exports."""
-OLDEST_ENGINE = 26
-"""The oldest engine with BuildKit 0.13, for daemons that do not tell their BuildKit's version."""
 
 _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _CONTAINERD = "io.containerd.snapshotter.v1"
@@ -316,18 +314,18 @@ def _judge(builder: Builder, engine: str, target: Target) -> tuple[str, str]:
     # Debian's daemon says v0.0.0+unknown of the BuildKit inside it
     unknown = not any(version)
     if unknown and builder.driver == "docker":
-        if version_of(engine) >= (OLDEST_ENGINE,):
+        if version_of(engine) >= (daemon.OLDEST,):
             said = builder.buildkit or "nothing"
             return "unknown", f"by the engine's version: BuildKit says {said}"
-        what = f"the engine is {engine}, older than {OLDEST_ENGINE}, so its BuildKit is too"
+        what = f"the engine is {engine}, older than {daemon.OLDEST}, so its BuildKit is too"
         raise _lacking(
-            target, [(what, f"upgrade Docker to {OLDEST_ENGINE} or newer; or: {_OTHER}")]
+            target, [(what, f"upgrade Docker to {daemon.OLDEST} or newer; or: {_OTHER}")]
         )
     if unknown:
         what = f"the builder {builder.name} does not tell its BuildKit's version"
         raise _lacking(target, [(what, f"docker buildx inspect --bootstrap {builder.name}")])
     what = f"BuildKit of the builder {builder.name} is {builder.buildkit}, older than 0.13"
-    raise _lacking(target, [(what, f"upgrade Docker to {OLDEST_ENGINE} or newer; or: {_OTHER}")])
+    raise _lacking(target, [(what, f"upgrade Docker to {daemon.OLDEST} or newer; or: {_OTHER}")])
 
 
 def ensure_engine(
