@@ -116,15 +116,21 @@ def _empty_library() -> bytes:
     return elf(())
 
 
-def test_a_broken_libtpu_and_a_missing_preload_are_noticed(image: Image, tmp_path: Path) -> None:
+def test_what_does_not_load_is_noticed(image: Image, tmp_path: Path) -> None:
     (tmp_path / "libtpu.so").write_bytes(b"\x7fELF")
-    options = (*mount(tmp_path / "libtpu.so", f"{SITE}/libtpu/libtpu.so"), "--env=LD_PRELOAD=")
-    arguments = ("--tier", "import,compile", "--target", "v6e:2x2")
-    done, report = health(
-        image, *arguments, "-k", "tcmalloc or pjrt-pair or compile", options=options
+    (tmp_path / "entry_points.txt").touch()
+    options = (
+        *mount(tmp_path / "libtpu.so", f"{SITE}/libtpu/libtpu.so"),
+        *mount(tmp_path / "entry_points.txt", f"{SITE}/torch_tpu-0.2.0.dist-info/entry_points.txt"),
+        "--env=LD_PRELOAD=",
     )
+    arguments = ("--tier", "import,compile", "--target", "v6e:2x2")
+    done, report = health(image, *arguments, options=options)
     assert done.returncode == 1
     assert set(failed(report)) == {
+        "import.autoload",
+        # torch_tpu loads libtpu when it is imported
+        "import.torch-tpu",
         "import.tcmalloc",
         "import.pjrt-pair",
         "compile.small@v6e:2x2",
@@ -133,6 +139,8 @@ def test_a_broken_libtpu_and_a_missing_preload_are_noticed(image: Image, tmp_pat
         "compile.malformed@v6e:2x2",
     }
     assert "libtpu.so" in failed(report)["import.pjrt-pair"]
+    assert failed(report)["import.autoload"] == "import torch did not load torch_tpu"
+    assert "tcmalloc is not loaded" in failed(report)["import.tcmalloc"]
 
 
 def test_a_pair_of_apis_that_nobody_tried_is_unhealthy(image: Image, tmp_path: Path) -> None:
@@ -178,6 +186,23 @@ def test_on_the_simulator_it_is_healthy(image: Image, simulator: Path) -> None:
     assert report["tiers"]["device"]["status"] == "not run"
     assert report["highest_tier"] == "simulate"
     assert report["tiers"]["simulate"]["peak_memory_bytes"] < MEMORY_LIMIT
+
+
+def test_results_that_differ_at_all_can_be_told(image: Image, simulator: Path) -> None:
+    # the comparisons of the simulate and device tiers, with no tolerance left
+    code = """
+import sys
+sys.path.insert(0, "/opt/tpuforge")
+from smoke import workloads
+for function, arguments in ((workloads.train, (False,)), (workloads.compile_forward, ())):
+    try:
+        function(*arguments, 0.0, 0.0)
+    except AssertionError as error:
+        print(function.__name__, "differs", "not equal" in str(error).lower())
+"""
+    options = (*HARDENED, *_simulated(simulator), "--env=TF_CPP_MIN_LOG_LEVEL=3")
+    done = image.run("python", "-c", code, options=options)
+    assert done.stdout.splitlines() == ["train differs True", "compile_forward differs True"]
 
 
 def test_a_simulator_whose_plugin_is_gone_is_noticed(image: Image, simulator: Path) -> None:
