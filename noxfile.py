@@ -60,6 +60,12 @@ def engine(session: nox.Session) -> None:
 
 
 @nox.session
+def base(session: nox.Session) -> None:
+    """Make the Debian base of the images, or write its lock (--relock)."""
+    run(session, "tpuforge.images.base")
+
+
+@nox.session
 def bake(session: nox.Session) -> None:
     """Bake an image from the wheelhouse, offline."""
     run(session, "tpuforge.images.bake")

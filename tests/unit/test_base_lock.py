@@ -8,6 +8,7 @@ import pytest
 
 from base_support import LOCK, base, checkout, environment
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import debian
 from tpuforge.images.debian import (
     Deb,
     check_asked,
@@ -70,7 +71,7 @@ def test_a_missing_lock_names_the_command_that_writes_it(tmp_path: Path) -> None
     (root / "lock" / "debian" / "bookworm.lock").unlink()
     code, output = base(environment(root, tmp_path / "out"))
     assert code == 2
-    assert "./forge --python-module tpuforge.images.base --relock" in output
+    assert "./forge base --relock" in output
 
 
 def test_an_unknown_suite_is_refused(tmp_path: Path) -> None:
@@ -142,3 +143,16 @@ def test_an_error_of_a_lock_carries_its_exit_code(tmp_path: Path) -> None:
         read_deb_lock(tmp_path / "x.lock")
     assert caught.value.exit_code is Exit.FAULT
     assert "holds no package" in caught.value.found
+
+
+def test_a_machine_without_security_sources_still_gives_images_the_fixes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_main = debian.Mirror("http://m.example/debian", "", "this machine's apt sources")
+    default = debian.Mirror("http://d.example/debian", "http://d.example/security", "default")
+    monkeypatch.delenv("TPUFORGE_DEBIAN_MIRROR", raising=False)
+    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian"})
+    monkeypatch.setattr(debian, "pick_mirror", lambda *_: only_main)
+    monkeypatch.setattr(debian, "_default_mirror", lambda: default)
+    found = debian.find_mirror()
+    assert (found.main, found.security) == (only_main.main, default.security)

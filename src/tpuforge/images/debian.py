@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from tpuforge.pins import Suite
 from tpuforge.process import Completed, clean_env, redact, run
 
 ARCH = "amd64"
-RELOCK = "./forge --python-module tpuforge.images.base --relock"
+RELOCK = "./forge base --relock"
 _DEB = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9.+-]+)_(?P<version>[0-9A-Za-z.+~:%-]+)_(?P<arch>amd64|all)\.deb"
 )
@@ -291,8 +291,11 @@ def find_mirror() -> Mirror:
         ]
         suites = (release.get("VERSION_CODENAME", ""), "stable", "testing")
         found = pick_mirror("\n\n".join(texts), suites, "this machine's apt sources")
-        if found is not None:
+        if found is not None and found.security:
             return found
+        if found is not None:
+            # a machine may do without security fixes; an image never does
+            return replace(found, security=_default_mirror().security)
     return _default_mirror()
 
 
