@@ -122,8 +122,8 @@ def imports(samples: int, say: Say) -> Iterator[Measurement]:
     yield fetched
     warm = Measurement("import.warm", "import torch (with torch_tpu) again")
     memory = Measurement("import.memory", "peak resident memory of import torch", "MB")
-    ended = isolate.run(work.import_torch, timeout=LIMIT_S)  # fills the page cache, not counted
-    for number in range(samples if ended.error is None else 1):
+    # the cold imports have filled the page cache; one that failed will fail again
+    for number in range(1 if ended.error else samples):
         say(f"import torch, warm, {number + 1} of {samples}")
         ended = isolate.run(work.import_torch, timeout=LIMIT_S)
         if not _add(warm, ended):
