@@ -229,11 +229,11 @@ class Job:
             UnreachableError: If it does not answer within seconds.
         """
         names = read_input(LOCK_DIR / f"{self.flavour}.in", constraints(self.pins))
-        self.source.probe(home_python(), names[0].name, self.cutoff)
+        self.source.probe(home_python(), names[0].name, self.target())
 
     def target(self) -> list[str]:
         """Describe the target to pip: safe without dependencies, since no marker is read."""
-        words = ["--no-deps", "--only-binary=:all:", f"--uploaded-prior-to={self.cutoff}"]
+        words = ["--only-binary=:all:", f"--uploaded-prior-to={self.cutoff}"]
         words += [f"--python-version={self.python}", "--implementation=cp"]
         return [*words, *(f"--platform={tag}" for tag in platforms(self.pins))]
 
@@ -383,7 +383,7 @@ def _files(job: Job, home: Path, work: Path, versions: Mapping[str, str]) -> lis
     if not versions:
         return []
     _write(work / "exact", [f"{name}=={number}" for name, number in versions.items()])
-    words: list[str | Path] = [home, "-m", "pip", "install", "-q", "--dry-run", _LAZY]
+    words: list[str | Path] = [home, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", _LAZY]
     words += ["--ignore-installed", "--target", work / "nowhere", *job.target()]
     words += ["--report", work / "report.json", "-r", work / "exact"]
     done = job.run(words, work)
@@ -454,8 +454,8 @@ def verify(job: Job, packages: Sequence[Locked], work: Path) -> int:
         return 0
     home = home_python()
     _write(work / "new", [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages])
-    words: list[str | Path] = [home, "-m", "pip", "download", "-q", "--require-hashes"]
-    words += [*job.target(), "--dest", work / "files", "-r", work / "new"]
+    words: list[str | Path] = [home, "-m", "pip", "download", "-q", "--no-deps"]
+    words += ["--require-hashes", *job.target(), "--dest", work / "files", "-r", work / "new"]
     done = job.run(words, work)
     if done.code == 0:
         return sum(path.stat().st_size for path in (work / "files").iterdir())

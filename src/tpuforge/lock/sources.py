@@ -9,6 +9,7 @@ lock without a trace in it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,13 +70,13 @@ class Source:
         extra |= {"PIP_INDEX_URL": self.index, "UV_DEFAULT_INDEX": self.index}
         return clean_env(**extra)
 
-    def probe(self, python: Path, package: str, cutoff: str) -> None:
+    def probe(self, python: Path, package: str, target: Sequence[str]) -> None:
         """Ask the index for one package, briefly.
 
         Args:
             python: A Python with pip.
             package: A name that is to be resolved.
-            cutoff: The moment after which uploads do not exist.
+            target: pip's options for the target and the cutoff.
 
         Raises:
             UnreachableError: If the index does not answer within seconds.
@@ -88,7 +89,7 @@ class Source:
                 mend="unset PIP_NO_INDEX or no-index in pip's configuration: pip config list",
             )
         words: list[str | Path] = [python, "-m", "pip", "index", "versions", package]
-        words += ["--timeout=5", "--retries=0", f"--uploaded-prior-to={cutoff}"]
+        words += ["--timeout=5", "--retries=0", *target]
         done = run(words, timeout=60, env=self.env(), check=False)
         if "does not provide upload-time" in done.output:
             raise ForgeError(
