@@ -12,7 +12,9 @@ from smoke import chips, workloads
 from smoke.plugin import Check
 
 _LIMIT_S = 300.0
-_METADATA = ("metadata.google.internal", 80)
+_METADATA = ("169.254.169.254", 80)
+"""The metadata server of a cloud VM, by its address: a name could take long to resolve."""
+
 _BUSY = re.compile(
     r"already in use|device or resource busy|EBUSY|lockfile|ALREADY_EXISTS", re.IGNORECASE
 )

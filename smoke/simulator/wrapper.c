@@ -11,7 +11,8 @@
  * Environment:
  *   TPUFORGE_PJRT_PLUGIN    the CPU plugin; "plugin.so" beside this file if not set
  *   TPUFORGE_PROGRAMS_DIR   a folder that gets every program as <hash>.mlir and its compile
- *                           options as <hash>.options; nothing is written if not set
+ *                           options as <hash>.options, the hash being that of both; nothing is
+ *                           written if not set
  *
  * The header comes from the wheel of the CPU plugin, so both agree on the table's layout. TorchTPU
  * is built against a later minor version of the same major one: it reads struct_size before it
@@ -92,14 +93,18 @@ static void keep(const char* dir, unsigned long long hash, const char* ending, c
   }
 }
 
+/* FNV-1a: names must be stable, not secret */
+static unsigned long long mix(unsigned long long hash, const char* data, size_t size) {
+  for (size_t i = 0; i < size; i++) hash = (hash ^ (unsigned char)data[i]) * 0x100000001b3ULL;
+  return hash;
+}
+
 static PJRT_Error* client_compile(PJRT_Client_Compile_Args* args) {
   const char* dir = getenv("TPUFORGE_PROGRAMS_DIR");
   if (dir != NULL && *dir != '\0') {
-    /* FNV-1a: names must be stable, not secret */
-    unsigned long long hash = 0xcbf29ce484222325ULL;
-    for (size_t i = 0; i < args->program->code_size; i++) {
-      hash = (hash ^ (unsigned char)args->program->code[i]) * 0x100000001b3ULL;
-    }
+    unsigned long long hash = mix(0xcbf29ce484222325ULL, args->program->code,
+                                  args->program->code_size);
+    hash = mix(hash, args->compile_options, args->compile_options_size);
     keep(dir, hash, "mlir", args->program->code, args->program->code_size);
     keep(dir, hash, "options", args->compile_options, args->compile_options_size);
   }

@@ -176,16 +176,25 @@ def _simulated(folder: Path) -> tuple[str, ...]:
     )
 
 
-def test_on_the_simulator_it_is_healthy(image: Image, simulator: Path) -> None:
+def test_on_the_simulator_it_is_healthy(image: Image, simulator: Path, tmp_path: Path) -> None:
     # eager, compiled and the cache; the main job runs the whole tier
     chosen = "simulate.readme or simulate.compile-train or simulate.cache"
     arguments = ("--tier", "simulate", "-k", chosen)
-    done, report = health(image, *arguments, options=_simulated(simulator))
+    tmp_path.chmod(0o777)
+    keep = ("--mount", f"type=bind,source={tmp_path},target=/programs")
+    options = (*_simulated(simulator), *keep, "--env=TPUFORGE_PROGRAMS_DIR=/programs")
+    done, report = health(image, *arguments, options=options)
     assert done.returncode == 0, done.stderr
     assert report["tiers"]["simulate"]["passed"] == 3
     assert report["tiers"]["device"]["status"] == "not run"
     assert report["highest_tier"] == "simulate"
     assert report["tiers"]["simulate"]["peak_memory_bytes"] < MEMORY_LIMIT
+    programs = sorted(tmp_path.glob("*.mlir"))
+    assert programs
+    assert [path.with_suffix(".options").is_file() for path in programs] == [True] * len(programs)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".mlir", ".options"}
+    # MLIR byte code begins with these four bytes
+    assert {path.read_bytes()[:4] for path in programs} == {b"ML\xefR"}
 
 
 def test_results_that_differ_at_all_can_be_told(image: Image, simulator: Path) -> None:

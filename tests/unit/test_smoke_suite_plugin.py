@@ -1,0 +1,118 @@
+"""A check says what it is, or the suite refuses to run; progress is shown where it belongs."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoke_suite_support import ROOT
+
+RUN = """
+import pytest, sys
+from smoke.plugin import Suite
+suite = Suite(("v6e:2x2", "v5e:2x2"), False, {{}}, None)
+code = pytest.main([{path!r}, "-q", "-p", "no:cacheprovider", "-c", "/dev/null"], plugins=[suite])
+for one in suite.results:
+    print(one["id"], one["status"], one["detail"], one["figures"])
+sys.exit(code)
+"""
+GOOD = 'id="static.good", purpose="p", severity="critical", remedy="r"'
+
+
+def _run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "test_some.py"
+    path.write_text(f"import pytest\n{text}")
+    return subprocess.run(
+        [sys.executable, "-c", RUN.format(path=str(path))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("", "has no check marker"),
+        ('@pytest.mark.check(id="static.x", purpose="p", severity="critical")', "and remedy"),
+        ("@pytest.mark.check({})".format(GOOD.replace('"r"', '""')), "and remedy"),
+        (f"@pytest.mark.check({GOOD.replace('static', 'statics')})", "unknown tier"),
+        (f"@pytest.mark.check({GOOD.replace('critical', 'bad')})", "unknown tier or severity"),
+    ],
+)
+def test_a_check_that_does_not_say_what_it_is_is_refused(
+    tmp_path: Path, marker: str, said: str
+) -> None:
+    done = _run(tmp_path, f"{marker}\ndef test_x(): pass\n")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert said in done.stdout + done.stderr
+
+
+def test_two_checks_of_one_name_are_refused(tmp_path: Path) -> None:
+    one = f"@pytest.mark.check({GOOD})\n"
+    done = _run(tmp_path, f"{one}def test_a(): pass\n{one}def test_b(): pass\n")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "two checks are called static.good" in done.stdout + done.stderr
+
+
+def test_results_say_passed_failed_and_not_run(tmp_path: Path) -> None:
+    marks = [f"@pytest.mark.check({GOOD.replace('good', name)})\n" for name in "abcdef"]
+    done = _run(
+        tmp_path,
+        f"""
+{marks[0]}def test_a(check):
+    check.detail = "fine"
+    check.figures["n"] = 1
+{marks[1]}def test_b():
+    assert False, "bad news"
+{marks[2]}def test_c(check):
+    check.cannot("not here")
+@pytest.fixture
+def broken():
+    raise RuntimeError("no ground")
+{marks[3]}def test_d(broken): pass
+@pytest.fixture
+def late():
+    yield
+    raise RuntimeError("afterwards")
+{marks[4]}def test_e(late): pass
+{marks[5]}def test_f(target): assert target != "v5e:2x2", "no " + target
+""",
+    )
+    lines = done.stdout.splitlines()
+    assert "static.a passed fine {'n': 1}" in lines
+    assert any(line.startswith("static.b failed bad news") for line in lines)
+    assert "static.c not run not here {}" in lines
+    assert any(line.startswith("static.d failed RuntimeError: no ground") for line in lines)
+    assert any(line.startswith("static.e failed RuntimeError: afterwards") for line in lines)
+    assert "static.f@v6e:2x2 passed  {}" in lines
+    assert any(line.startswith("static.f@v5e:2x2 failed no v5e:2x2") for line in lines)
+
+
+def test_progress_is_plain_lines_where_nobody_watches(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from smoke import plugin\n"
+        "plugin._PLAIN_AFTER_S = 0.3\n"
+        "with plugin.Progress(sys.stderr).step('some.check'): time.sleep(1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert done.stderr.startswith("health: some.check … ")
+    assert "\r" not in done.stderr
+
+
+def test_progress_needs_a_real_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    from smoke import plugin
+
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert plugin.progress_stream() is None
+    monkeypatch.setattr(sys, "stderr", None)
+    assert plugin.progress_stream() is None
