@@ -213,6 +213,21 @@ def test_tiers_that_do_not_exist(tmp_path: Path, tiers: str) -> None:
     assert "tier" in done.stderr
 
 
+def test_without_a_simulator_the_rest_is_judged_and_the_run_is_repeated(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health("unjudged", 2), code=2)
+    for _ in range(2):
+        done = forge("smoke.health", out=tmp_path)
+        assert done.returncode == 2
+        assert "the simulator could not be made: xla-cpu-pjrt" in done.stderr
+        assert "forge fetch_wheel" in done.stderr
+    assert len(runs(client)) == 2
+    words = runs(client)[0]
+    assert words[words.index("--tier") + 1] == "static,import,compile,simulate,device"
+    result = json.loads((tmp_path / "results/smoke-runtime-py311.json").read_text())
+    assert result["notes"][0].startswith("the simulator could not be made")
+
+
 def test_a_run_that_is_told_to_stop_removes_its_container(tmp_path: Path) -> None:
     fill(tmp_path)
     client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=60)

@@ -74,7 +74,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         try:
             simulated = simulator.ensure_simulator(progress)
         except ForgeError as error:
-            notes.append(f"the simulator could not be made: {error.found}")
+            notes.append(f"the simulator could not be made: {error.found}; mend: {error.mend}")
             progress.note(notes[-1], loud=True)
         with (
             container.loaded(engine, subject, progress) as digest,

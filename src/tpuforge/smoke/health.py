@@ -93,7 +93,7 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
                 simulated = simulator.ensure_simulator(progress)
             except ForgeError as error:
                 # the other tiers can be judged; the suite itself says that this one was not
-                notes.append(f"the simulator could not be made: {error.found}")
+                notes.append(f"the simulator could not be made: {error.found}; mend: {error.mend}")
                 progress.note(notes[-1], loud=True)
         with (
             container.loaded(engine, subject, progress) as digest,
