@@ -103,6 +103,15 @@ def test_each_fault_is_one_line_with_its_mending(
     assert result["exit_code"] == 1
 
 
+def test_lock_without_an_input_is_a_fault(own: Checkout) -> None:
+    (own.lock / "smoke.in").unlink()
+    done = own.run("check", **OFFLINE)
+    assert done.returncode == 1
+    assert (
+        "lock/smoke-py311.txt: [input] no .in file has its name; mend: rm lock/smoke" in done.stdout
+    )
+
+
 def test_unknown_flavour_python_and_lock_are_usage(own: Checkout) -> None:
     for arguments, words in (
         (("--flavour", "pallas"), "there is no flavour 'pallas'"),

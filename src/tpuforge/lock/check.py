@@ -81,7 +81,8 @@ class Fault:
     def line(self) -> str:
         """The fault for people."""
         about = f" {self.package}:" if self.package else ""
-        return f"{self.file}:{about} [{self.rule}] {self.found}; mend: {self.mend}"
+        found = " ".join(self.found.split())
+        return f"{self.file}:{about} [{self.rule}] {found}; mend: {self.mend}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,15 +111,22 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
     chosen = _chosen(pins, options.flavour, options.python)
     faults: list[Fault] = []
     everything = list(dict.fromkeys([*chosen, *existing()]))
-    sound = {target for target in everything if not _add(faults, judge(pins, *target))}
+    sound = set()
+    for target in everything:
+        found = judge(pins, *target)
+        faults += found
+        if not found:
+            sound.add(target)
     for python in pins.pythons:
         faults += _table(pins, python)
+    faults += _orphans()
     proofs = _Proofs(pins)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}")):
         todo = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
         unjudged = _prove(pins, todo, proofs, faults, progress)
+    faults = list(dict.fromkeys(faults))
     for flavour, python in everything:
         proof = proofs.of(flavour, python)
         rows.append(
@@ -159,15 +167,27 @@ def _chosen(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[s
     if flavour == "all" or python == "all":
         names = flavours() if flavour in (None, "all") else [check_flavour(str(flavour))]
         pythons = pins.pythons if python in (None, "all") else [pins.python(python)]
-        return [target for target in existing() if target[0] in names and target[1] in pythons]
+        found = [target for target in existing() if target[0] in names and target[1] in pythons]
+        if not found:
+            raise ForgeError(
+                "there is no such lock",
+                expected=f"a lock of {', '.join(names)} for Python {', '.join(pythons)}",
+                mend=f"./forge lock --flavour {flavour or 'all'} --python {python or 'all'}",
+            )
+        return found
     asked = targets(pins, flavour or pins.default_flavour, python or pins.default_python)
     beside = [(name, asked[0][1]) for name in _BESIDE if name in flavours()]
     return list(dict.fromkeys([*asked, *beside]))
 
 
-def _add(faults: list[Fault], more: Sequence[Fault]) -> bool:
-    faults += more
-    return bool(more)
+def _orphans() -> list[Fault]:
+    """Locks that no input can renew."""
+    known = {lock_path(*target) for target in existing()}
+    return [
+        Fault(f"lock/{path.name}", "", "input", "no .in file has its name", f"rm lock/{path.name}")
+        for path in sorted(LOCK_DIR.glob("*.txt"))
+        if path not in known
+    ]
 
 
 def _count(flavour: str, python: str) -> int:
@@ -262,7 +282,7 @@ def _table(pins: Pins, python: str, folders: Sequence[Path] = ()) -> list[Fault]
         if real != stated:
             which = ", ".join(field for field in real if real[field] != stated[field])
             what = f"{which} is not what {torch.file} says"
-            mend = "take it from the wheel as docs/lock.md says, then: forge lock"
+            mend = "take it from the wheel as docs/lock.md says, then: ./forge lock"
             return [Fault(f"lock/{TORCH_METADATA.name}", "torch", "table", what, mend)]
     return []
 
@@ -332,13 +352,14 @@ def _prove(
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
     faults += [f for _, python in todo[:1] for f in _table(pins, python, source.folders)]
-    for flavour, python in todo:
+    for number, (flavour, python) in enumerate(todo):
         job = Job(pins, flavour, python, source)
         started = time.monotonic()
         path = lock_path(flavour, python)
         try:
             with progress.step(f"resolving {job.what} anew"):
-                job.probe()
+                if number == 0:
+                    job.probe()
                 fresh = resolve(job)
         except UnreachableError as error:
             return error.found

@@ -297,14 +297,13 @@ def write_standin(wheel: TorchWheel, folder: Path) -> None:
         folder: Where to put it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stem, _, tags = wheel.file.removesuffix(".whl").split("-", 2)[0:3]
-    python, abi, platform = tags.split("-")
-    info = f"{stem}-{wheel.file.split('-')[1]}.dist-info"
+    name, version, *tag = wheel.file.removesuffix(".whl").split("-")
+    info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / wheel.file, "w") as archive:
         archive.writestr(f"{info}/METADATA", wheel.metadata)
         archive.writestr(
             f"{info}/WHEEL",
-            f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {python}-{abi}-{platform}\n",
+            f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {'-'.join(tag)}\n",
         )
         archive.writestr(f"{info}/RECORD", "")
 

@@ -91,6 +91,8 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     results = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
         sweep()
+        with progress.step("asking the package index"):
+            Job(pins, *chosen[0], source).probe()
         for target in chosen:
             results.append(_one(Job(pins, *target, source), options, progress))
     written = [result["file"] for result in results if result["changed"]]
@@ -120,7 +122,6 @@ def say_ignored(source: Source, progress: Progress) -> None:
 def _one(job: Job, options: argparse.Namespace, progress: Progress) -> dict[str, object]:
     path = lock_path(job.flavour, job.python)
     with progress.step(f"resolving {job.what}"):
-        job.probe()
         fresh = resolve(job, way=options.way)
     text = render(fresh.packages, _key(job, fresh.packages), job.python)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
