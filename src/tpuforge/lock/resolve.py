@@ -67,13 +67,14 @@ def targets(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[s
         python: ``X.Y``, ``all``, or None.
 
     Returns:
-        Flavours and Pythons: every lock that stands in ``lock/`` if neither is named.
+        Flavours and Pythons: every lock that stands in ``lock/`` if neither is named, or the
+        default one if there is none yet.
 
     Raises:
         ForgeError: For a flavour or a Python that does not exist.
     """
     if flavour is None and python is None:
-        return existing()
+        return existing() or [(pins.default_flavour, pins.default_python)]
     names = flavours() if flavour in (None, "all") else [check_flavour(str(flavour))]
     pythons = list(pins.pythons) if python == "all" else [pins.python(python)]
     return [(name, number) for name in names for number in pythons]
