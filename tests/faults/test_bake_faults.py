@@ -217,3 +217,49 @@ def test_the_engine_lost_the_image(image: Image, engine: Engine) -> None:
     assert "is loaded into the engine again" in done.stdout
     found = engine.run("image", "inspect", "--format", "{{.Id}}", image.name).stdout.strip()
     assert found in (image.record["manifest_digest"], image.record["config_digest"])
+
+
+@pytest.fixture
+def small_engine(out: Path) -> Iterator[Path]:
+    """An out folder whose private engine has 1 GB for its data."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system and starting a private engine need root")
+    folder = out / "engine"
+    folder.mkdir(exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1g", "tpuforge-test", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    # a private engine that runs goes before Docker's default one, so this needs no other setting
+    begin = (
+        "from tpuforge.console import Progress; from tpuforge.images import daemon; "
+        "progress = Progress('test', quiet=True); daemon.ensure_packages(progress); "
+        "print(daemon.start(progress))"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
+    env |= {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
+    try:
+        subprocess.run([sys.executable, "-c", begin], env=env, check=True, timeout=300)
+        yield out
+    finally:
+        stop = [sys.executable, "-m", "tpuforge.images.engine", "--stop"]
+        subprocess.run(stop, env=env, check=True, timeout=300)
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_of_the_engine_is_said(
+    image: Image, small_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("DOCKER_")]:
+        monkeypatch.delenv(name)
+    done = verb(BAKE, TPUFORGE_OUT=str(small_engine))
+    assert done.returncode == 2, done.stderr
+    assert "a disk is full" in done.stderr
+    assert "docker builder prune -f" in done.stderr
+    assert not (small_engine / "images" / image.slug / "image.json").exists()
+    # the engine lives on, and says so
+    assert verb("tpuforge.images.engine", TPUFORGE_OUT=str(small_engine)).returncode == 0

@@ -160,12 +160,14 @@ def bake(
         ForgeError: If an input is missing or bad, or the bake fails.
     """
     # what can be wrong in a second is looked at before what takes a minute
-    inputs = read_inputs(target, pins)
+    read_inputs(target, pins)
     engine = ensure_engine(progress)
     with exclusive(
         f"bake-{target.slug}", lambda who: progress.note(f"waiting for {who}, which bakes this")
     ):
         ground = _base(target, pins, progress, release=release, named=base, verify=False)
+        # only now: waiting and making a base take long enough for someone to edit a file
+        inputs = read_inputs(target, pins)
         key = inputs.key(ground.digest)
         record = read_json(target.finished / "image.json")
         why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
