@@ -57,9 +57,12 @@ def test_a_measurement_that_failed_is_exit_code_1(tmp_path: Path) -> None:
     assert forge("smoke.bench", out=tmp_path).returncode == 1
 
 
-def test_benchmarks_that_left_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "report", [None, {"schema": "x"}, {**support.bench(), "measurements": [{}]}]
+)
+def test_benchmarks_that_left_no_result(tmp_path: Path, report: Any) -> None:
     fill(tmp_path)
-    fake_engine(tmp_path, tmp_path / "client", code=2)
+    fake_engine(tmp_path, tmp_path / "client", code=2, report=report)
     done = forge("smoke.bench", out=tmp_path)
     assert done.returncode == 2
     assert "the benchmarks ended with exit code 2 and left no result" in done.stderr

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,20 @@ def test_a_report_that_contradicts_the_exit_code_is_refused(tmp_path: Path) -> N
     done = forge("smoke.health", *PLAIN, out=tmp_path)
     assert done.returncode == 2
     assert "it says exit code 0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"tiers": {}}, {"checks": [{}]}, {"exit_code": 7}, {"schema": "tpuforge.health/9"}],
+)
+def test_a_report_of_another_shape_is_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
+    fill(tmp_path)
+    report = {**health(), **damage}
+    fake_engine(tmp_path, tmp_path / "client", report=report, code=report["exit_code"])
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 2
+    assert "left no report of that" in done.stderr
+    assert not (tmp_path / "health/runtime-py311").exists()
 
 
 @pytest.mark.parametrize("tiers", ["static,nonsense", ","])

@@ -128,13 +128,24 @@ def _measure(room: container.Room, options: argparse.Namespace, simulated: Path 
             )
         code = max(code, done.code)
     result = read_json(room.results / "bench.json")
-    if not isinstance(result, dict) or result.get("schema") != BENCH_SCHEMA:
+    if not _is_result(result):
         raise ForgeError(
             f"the benchmarks ended with exit code {done.code} and left no result\n{done.tail}",
             expected=f"a result of the schema {BENCH_SCHEMA}",
             mend="forge bench --help for the options; forge bake if the image is older",
         )
     return code
+
+
+def _is_result(result: Any) -> bool:
+    """Whether a document has what is read here."""
+    if not isinstance(result, dict) or result.get("schema") != BENCH_SCHEMA:
+        return False
+    items = result.get("measurements")
+    wanted = {"id", "unit", "samples", "min", "median", "max", "not_run"}
+    return isinstance(items, list) and all(
+        isinstance(item, dict) and wanted <= item.keys() for item in items
+    )
 
 
 def _lock_of(subject: container.Subject) -> list[Locked] | str:

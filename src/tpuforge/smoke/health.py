@@ -26,6 +26,7 @@ HEALTH_SCHEMA = "tpuforge.health/1"
 TIERS = ("static", "import", "compile", "simulate", "device")
 FILES = ("health.json", "health.xml", "health.html")
 LIMIT_S = 1200.0
+_VERDICTS = (Exit.OK, Exit.FAULT, Exit.CANNOT, Exit.DEVICE)
 _JUDGED = (Exit.OK, Exit.FAULT)
 """Exit codes that say something about the image, and not about this machine at this moment."""
 
@@ -182,14 +183,30 @@ def _read(path: Path, done: Completed) -> dict[str, Any]:
     """The report that a container run left, if it is one."""
     output = done.tail
     health = read_json(path)
-    if isinstance(health, dict) and health.get("schema") == HEALTH_SCHEMA:
-        if health.get("exit_code") == done.code:
-            return health
-        output = f"it says exit code {health.get('exit_code')}\n{output}"
+    if _is_report(health):
+        if health["exit_code"] == done.code:
+            return dict(health)
+        output = f"it says exit code {health['exit_code']}\n{output}"
     raise ForgeError(
         f"the health suite ended with exit code {done.code} and left no report of that\n{output}",
         expected=f"a report of the schema {HEALTH_SCHEMA}",
         mend="forge smoke --help for the options; forge bake if the image is older than the suite",
+    )
+
+
+def _is_report(health: Any) -> bool:
+    """Whether a document has what is read here; the whole schema is the suite's own concern."""
+    if not isinstance(health, dict) or health.get("schema") != HEALTH_SCHEMA:
+        return False
+    tiers, checks = health.get("tiers"), health.get("checks")
+    return (
+        health.get("exit_code") in _VERDICTS
+        and isinstance(tiers, dict)
+        and all(isinstance(tiers.get(name), dict) and "status" in tiers[name] for name in TIERS)
+        and isinstance(checks, list)
+        and all(
+            isinstance(one, dict) and {"id", "status", "purpose"} <= one.keys() for one in checks
+        )
     )
 
 
