@@ -112,8 +112,14 @@ def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
         path.write_text(path.read_text() + " ")
     elif change == "lost":
         (tmp_path / "health/runtime-py311/health.html").unlink()
-    assert forge("smoke.health", *arguments, out=tmp_path).returncode == code
+    done = forge("smoke.health", *arguments, out=tmp_path)
+    assert done.returncode == code
     assert len(runs(client)) == 2
+    said = {
+        "options": "the choice of targets changed since the last run",
+        "image": "the image changed since the last run",
+    }
+    assert said.get(change, "smoke: judging") in done.stderr
 
 
 def layout(out: Path) -> dict[str, object]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tpuforge.console import Progress, duration, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import ROOT, exclusive, out_dir, read_json, sha256_file, sha256_text, write_json
+from tpuforge.paths import ROOT, exclusive, out_dir, read_json, sha256_file, write_json
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -58,15 +58,21 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
     else:
         engine, subject = None, container.baked(options)
     folder = out_dir() / "bench" / subject.slug
-    key = sha256_text(
-        BENCH_SCHEMA, subject.digest, simulator.key(), str(options.samples), *options.target
-    )
+    inputs = {
+        "the image": subject.digest,
+        "the simulator": simulator.key(),
+        "the number of samples": str(options.samples),
+        "the choice of targets": ",".join(options.target),
+    }
+    key = container.key_of(inputs)
     with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
         record = None if options.again else container.earlier(folder, ["bench.json"], key)
         if record is not None and record.get("exit_code") == Exit.OK:
             if not options.json:
                 _show(read_json(folder / "bench.json"), subject)
             return _outcome("unchanged", subject, folder, record)
+        if why := container.changes(folder, inputs):
+            progress.note(why)
         started = time.monotonic()
         engine = engine or container.find_engine(progress)
         notes: list[str] = []
@@ -87,6 +93,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
             write_json(room.results / "whole.json", result)
             record = {
                 "key": key if simulated is not None else "",
+                "inputs": inputs,
                 "verb": "bench",
                 "image": subject.reference,
                 "manifest_digest": subject.digest,

@@ -640,6 +640,33 @@ def _not_run(done: Completed, job: Job) -> ForgeError:
     )
 
 
+def key_of(inputs: Mapping[str, str]) -> str:
+    """The key of a run: one hash of everything that decides what it finds.
+
+    Args:
+        inputs: Name for people to value.
+    """
+    return sha256_text(RUN_SCHEMA, *(text for pair in sorted(inputs.items()) for text in pair))
+
+
+def changes(folder: Path, inputs: Mapping[str, str]) -> str:
+    """What is different from the last run, for people.
+
+    Args:
+        folder: Where the results stand.
+        inputs: The inputs of this run.
+
+    Returns:
+        Such as ``the image changed since the last run``; empty when nothing is, or can be, known.
+    """
+    record = read_json(folder / "run.json")
+    before = record.get("inputs") if isinstance(record, dict) else None
+    if not isinstance(before, dict):
+        return ""
+    names = [name for name in inputs if before.get(name) != inputs[name]]
+    return f"{' and '.join(names)} changed since the last run" if names else ""
+
+
 def earlier(folder: Path, files: Sequence[str], key: str) -> dict[str, Any] | None:
     """The record of an earlier run with the same inputs, if its results are whole.
 

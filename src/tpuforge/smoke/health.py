@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import exclusive, out_dir, read_json, sha256_text
+from tpuforge.paths import exclusive, out_dir, read_json
 from tpuforge.process import Completed
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, parser, run_verb
@@ -76,8 +76,13 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
     else:
         engine, subject = None, container.baked(options)
     folder = out_dir() / "health" / subject.slug
-    simulator_key = simulator.key() if "simulate" in tiers else ""
-    key = sha256_text(HEALTH_SCHEMA, subject.digest, simulator_key, *tiers, "", *options.target)
+    inputs = {
+        "the image": subject.digest,
+        "the simulator": simulator.key() if "simulate" in tiers else "",
+        "the choice of tiers": ",".join(tiers),
+        "the choice of targets": ",".join(options.target),
+    }
+    key = container.key_of(inputs)
     with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
         record = None if options.again else container.earlier(folder, FILES, key)
         if record is not None and record.get("exit_code") in _JUDGED:
@@ -85,6 +90,8 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
             if not options.json:
                 _show(health, subject)
             return _outcome("unchanged", subject, folder, health, record)
+        if why := container.changes(folder, inputs):
+            progress.note(why)
         started = time.monotonic()
         engine = engine or container.find_engine(progress)
         notes: list[str] = []
@@ -106,11 +113,10 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
             record = {
                 # without the simulator it is no answer to what was asked: ask again next time
                 "key": key if whole else "",
+                "inputs": inputs,
                 "verb": "smoke",
                 "image": subject.reference,
                 "manifest_digest": subject.digest,
-                "tiers": tiers,
-                "targets": options.target,
                 "exit_code": done.code,
                 "seconds": round(time.monotonic() - started, 1),
                 "notes": notes,
