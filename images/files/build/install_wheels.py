@@ -1,7 +1,7 @@
 """Install one group of wheels under /out, the same bytes every time. Runs inside the bake.
 
-Mounts: ``/wheels`` holds the group's wheels and ``requirements.txt`` (pins with hashes, a part of
-the lock); ``/pip`` holds pip's own wheel, which runs without being installed.
+``/wheels`` holds the group's wheels and ``requirements.txt`` (pins with hashes, a part of the
+lock); ``/opt/installer`` holds the pip that installs them, outside of what becomes a layer.
 
 Byte code is hash-based and unchecked: byte code with times is stale as soon as a layer's times
 are set, and stale byte code makes every import compile again.
@@ -29,9 +29,8 @@ def install(target: str | None) -> None:
     Args:
         target: A folder of the image instead of the environment that runs this script.
     """
-    (pip,) = Path("/pip").glob("pip-*.whl")
     where = ["--target", f"{OUT}{target}"] if target else ["--root", str(OUT)]
-    command = [sys.executable, "-I", "-B", f"{pip}/pip", "install", *where]
+    command = [sys.executable, "-I", "-B", "/opt/installer/pip", "install", *where]
     command += ["--isolated", "--no-index", "--find-links", "/wheels", "--no-deps"]
     command += ["--require-hashes", "--only-binary", ":all:", "--no-compile", "--no-cache-dir"]
     command += ["--ignore-installed", "--no-warn-script-location", "--root-user-action", "ignore"]
