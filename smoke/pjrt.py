@@ -11,6 +11,7 @@ topology and no device.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import resource
 import time
@@ -114,7 +115,8 @@ def measure_framework() -> dict[str, Any]:
     """The PJRT API version that torch_tpu's own XLA was built with.
 
     It stands in no file of the wheel: only the code that fills a function table knows it, so that
-    code is asked for a table.
+    code is asked for a table. The library finds torch's own by its run path, and loads the plugin
+    that ``TPU_LIBRARY_PATH`` names, which importing libtpu sets; without one it ends the process.
 
     Returns:
         ``version`` and ``table_bytes``.
@@ -122,11 +124,12 @@ def measure_framework() -> dict[str, Any]:
     Raises:
         RuntimeError: If the library does not export that function.
     """
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    import torch  # noqa: F401 - the library below needs torch's own to be loaded
-    import torch_tpu
+    import libtpu  # noqa: F401
 
-    path = Path(torch_tpu.__file__).parent / "csrc" / "common" / "libxla_base.so"
+    spec = importlib.util.find_spec("torch_tpu")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("torch_tpu is not installed")
+    path = Path(spec.origin).parent / "csrc" / "common" / "libxla_base.so"
     library = ctypes.CDLL(str(path))
     try:
         create = getattr(library, _CREATE_API)
