@@ -30,7 +30,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
-from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
 # as a script, Python has put this folder itself first: its modules belong to the package
@@ -261,12 +260,7 @@ def health(argv: Sequence[str]) -> int:
     try:
         if earlier is not None:
             result = verdict.merge(earlier, result)
-            if options.junit:
-                ran = {one["id"] for one in suite.results}
-                _extend_junit(
-                    Path(options.junit), [one for one in result["checks"] if one["id"] not in ran]
-                )
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         print(f"health: {options.merge} cannot be merged: {error}", file=sys.stderr)
         result |= {"verdict": "unjudged", "exit_code": verdict.UNJUDGED}
     if extra or trouble:
@@ -314,29 +308,6 @@ def _deliver(options: argparse.Namespace, result: dict[str, Any]) -> int:
         print(f"health: a result cannot be written: {error}", file=sys.stderr)
         return verdict.UNJUDGED if code == verdict.HEALTHY else code
     return code
-
-
-def _extend_junit(path: Path, checks: Sequence[Mapping[str, Any]]) -> None:
-    """Add the checks of an earlier run to the JUnit file that pytest wrote."""
-    tree = ElementTree.parse(path)
-    suite = tree.getroot().find("testsuite")
-    if suite is None:
-        raise ValueError(f"{path} has no testsuite")
-    counts = {"tests": len(checks), "failures": 0, "skipped": 0}
-    for one in checks:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=f"test_{one['tier']}", name=one["id"],
-            time=f"{one['seconds']:.3f}",
-        )  # fmt: skip
-        if one["status"] == "failed":
-            counts["failures"] += 1
-            ElementTree.SubElement(case, "failure", message=one["detail"])
-        elif one["status"] == "not run":
-            counts["skipped"] += 1
-            ElementTree.SubElement(case, "skipped", message=one["detail"])
-    for name, count in counts.items():
-        suite.set(name, str(int(suite.get(name, "0")) + count))
-    tree.write(path, encoding="utf-8", xml_declaration=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -216,17 +216,13 @@ def test_two_runs_are_joined_and_other_images_are_refused(
 ) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     sound.run("health", "--tier", "static", "-k", "static.lock", "--json", str(first))
-    junit = tmp_path / "second.xml"
     options = ["--tier", "device", "--merge", str(first), "--json", str(second)]
-    options += ["--junit", str(junit)]
     done = sound.run("health", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     merged = json.loads(second.read_text())
     assert _misfit(merged, SCHEMA) == []
     assert merged["tiers"]["static"]["passed"] == 1
     assert merged["tiers"]["device"]["why"] == "no TPU found"
-    assert 'tests="6"' in junit.read_text()
-    assert 'name="static.lock"' in junit.read_text()
     other = json.loads(first.read_text())
     other["image"]["lock_sha256"] = "f" * 64
     first.write_text(json.dumps(other))
