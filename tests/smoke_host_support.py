@@ -16,6 +16,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from tpuforge.paths import sha256_text
+
 SRC = Path(__file__).resolve().parents[1] / "src"
 DIGEST = "sha256:" + "3f" * 32
 CONFIG = "sha256:" + "c0" * 32
@@ -156,6 +158,11 @@ def fill(
             record = {"schema": "tpuforge.run/1", "manifest_digest": digest, "sha256": sha256}
             write(folder / "run.json", record)
     return image
+
+
+def owner(out: Path) -> str:
+    """What marks the containers and the name of a run with this out folder, and no other's."""
+    return sha256_text(str(out))[:16]
 
 
 def forge(

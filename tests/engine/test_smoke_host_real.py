@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bake_support import Engine, Image, link, result
-from smoke_host_support import forge
+from smoke_host_support import forge, owner
 
 MAY_TAKE_S = 900
 
@@ -39,10 +39,13 @@ def out(engine: Engine, image: Image, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def containers(engine: Engine) -> list[str]:
-    done = engine.run("ps", "--all", "--quiet", "--filter", "label=io.tpuforge.run")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+def left_over(engine: Engine, out: Path) -> list[str]:
+    """Containers and image names that a run with this out folder has left in the engine."""
+    mark = owner(out)
+    containers = engine.run("ps", "--all", "--quiet", "--filter", f"label=io.tpuforge.run={mark}")
+    names = engine.run("images", "--quiet", f"tpuforge/running:{mark}")
+    assert containers.returncode == names.returncode == 0
+    return containers.stdout.split() + names.stdout.split()
 
 
 def test_smoke_judges_and_then_has_nothing_to_do(engine: Engine, image: Image, out: Path) -> None:
@@ -72,9 +75,7 @@ def test_smoke_judges_and_then_has_nothing_to_do(engine: Engine, image: Image, o
     assert again.returncode == 0
     assert "same image, simulator and options as in the last run" in again.stdout
     assert image.record["manifest_digest"][:19] in again.stdout
-    assert containers(engine) == []
-    held = engine.run("images", "--quiet", "tpuforge/running")
-    assert held.stdout.split() == []
+    assert left_over(engine, out) == []
 
 
 def test_bench_measures_each_cost_apart(engine: Engine, image: Image, out: Path) -> None:
@@ -103,7 +104,7 @@ def test_bench_measures_each_cost_apart(engine: Engine, image: Image, out: Path)
     assert (cold["median"] is None) == bool(cold["not_run"])
     assert "storage" in (cold["not_run"] or "storage")
     assert "nothing to do" in forge("smoke.bench", *words, out=out).stdout
-    assert containers(engine) == []
+    assert left_over(engine, out) == []
 
 
 def test_report_joins_them(image: Image, out: Path) -> None:

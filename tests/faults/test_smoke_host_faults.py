@@ -18,7 +18,7 @@ import pytest
 
 import smoke_host_support as support
 from bake_support import Engine, Image, engine, image, link
-from smoke_host_support import forge, verb_env
+from smoke_host_support import forge, owner, verb_env
 
 __all__ = ["engine", "image"]
 
@@ -40,7 +40,6 @@ def out(image: Image, tmp_path: Path) -> Path:
 @pytest.fixture
 def running(engine: Engine, out: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A verb whose container is at work, and the container's name."""
-    before = set(ours(engine))
     child = subprocess.Popen(
         [sys.executable, "-m", SMOKE, *STATIC],
         env=verb_env(out),
@@ -49,20 +48,21 @@ def running(engine: Engine, out: Path) -> Iterator[tuple[subprocess.Popen[bytes]
     )
     try:
         deadline = time.monotonic() + 120
-        while not (new := set(ours(engine)) - before) and time.monotonic() < deadline:
+        while not (names := ours(engine, out)) and time.monotonic() < deadline:
             assert child.poll() is None
             time.sleep(0.1)
-        yield child, new.pop()
+        yield child, names[0]
     finally:
         child.kill()
         child.wait()
-        for name in set(ours(engine)) - before:
+        for name in ours(engine, out):
             engine.run("rm", "--force", name)
 
 
-def ours(engine: Engine) -> list[str]:
-    """Names of all containers that a run of these verbs made."""
-    done = engine.run("ps", "--all", "--filter", "label=io.tpuforge.run", "--format", "{{.Names}}")
+def ours(engine: Engine, out: Path) -> list[str]:
+    """Names of the containers that runs with this out folder made and left."""
+    label = f"label=io.tpuforge.run={owner(out)}"
+    done = engine.run("ps", "--all", "--filter", label, "--format", "{{.Names}}")
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -73,7 +73,7 @@ def test_told_to_stop_it_leaves_no_container_and_no_result(
     child, name = running
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=60) == 130
-    assert name not in ours(engine)
+    assert name not in ours(engine, out)
     assert [path.name for path in (out / "health").iterdir()] == []
 
 
@@ -86,7 +86,7 @@ def test_killed_beyond_repair_the_next_run_cleans_up(
     assert not (out / "health" / image.slug).exists()
     done = forge("smoke.health", *STATIC, out=out, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert name not in ours(engine)
+    assert name not in ours(engine, out)
     assert [path.name for path in (out / "health").iterdir()] == [image.slug]
 
 
