@@ -40,7 +40,8 @@ class Ended:
     Attributes:
         value: What the function returned (JSON types), or None.
         error: Why there is no value: the exception, the signal or the time limit; None if fine.
-        kind: Name of the exception's class, ``signal``, ``timeout`` or ``exit``; None if fine.
+        kind: Name of the exception's class, ``signal``, ``killed`` (by somebody else: that says
+            nothing about what ran), ``timeout`` or ``exit``; None if fine.
         seconds: Wall time of the whole process, interpreter start included.
         peak_memory_bytes: Largest resident set of the child or of a process it waited for.
         output: The end of its standard output and standard error.
@@ -160,6 +161,9 @@ def _outcome(
         answer = json.loads(reply)
     except ValueError:
         answer = {}
+    if code == -signal.SIGKILL:
+        words = "the process was killed from outside; a memory limit does that, or a person"
+        return None, words, "killed"
     if code < 0:
         name = _signal_name(-code)
         last = output.strip().splitlines()

@@ -101,9 +101,12 @@ class Check:
             What its function returned.
 
         Raises:
-            AssertionError: If it did not end well; the message says how.
+            AssertionError: If it did not end well; the message says how. A process that was
+                killed from outside leaves the check not run instead.
         """
         self.peak_memory_bytes = max(self.peak_memory_bytes or 0, ended.peak_memory_bytes)
+        if ended.kind == "killed":
+            self.cannot(ended.story)
         if ended.error is not None:
             raise AssertionError(ended.story)
         return ended.value

@@ -50,6 +50,8 @@ def test_usable(check: Check, tpus: list[chips.Chip], runtime: dict[str, str]) -
         _UNUSABLE.append(f"the TPU is {state.what}")
         raise AssertionError(f"the TPU is {state.what}: {state.why}")
     ended = check.isolated(workloads.matmul_2x2, timeout=_LIMIT_S, env=runtime)
+    if ended.kind == "killed":
+        check.cannot(ended.story)
     if ended.error is not None:
         what = "busy" if _BUSY.search(f"{ended.error}\n{ended.output}") else "unusable"
         check.figures["state"] = what

@@ -159,6 +159,13 @@ def test_a_target_that_libtpu_does_not_know_leaves_it_unjudged(image: Image) -> 
     assert "libtpu knows no target v6e:3x3" in report["tiers"]["compile"]["why"]
 
 
+def test_too_little_memory_leaves_it_unjudged(image: Image) -> None:
+    options = ("--memory=100m", "--memory-swap=100m")
+    done, report = health(image, "--tier", "import", "-k", "import.autoload", options=options)
+    assert done.returncode == 2
+    assert "a memory limit does that" in report["tiers"]["import"]["why"]
+
+
 @pytest.fixture(scope="module")
 def simulator(image: Image) -> Path:
     """The simulator's folder; it needs the wheels that the image fixture has fetched."""

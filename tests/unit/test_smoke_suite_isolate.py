@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_an_aborted_process_is_told_by_its_signal(scratch: Path) -> None:
     assert "SIGABRT" in ended.error
     assert "SIGABRT" in ended.story
     assert list(scratch.iterdir()) == []
+
+
+def test_a_kill_from_outside_is_told_apart() -> None:
+    ended = isolate.run(signal.raise_signal, int(signal.SIGKILL), timeout=30)
+    assert ended.kind == "killed"
+    assert ended.error is not None
+    assert "memory limit" in ended.error
 
 
 def test_a_process_that_leaves_early_has_no_result() -> None:
