@@ -49,9 +49,10 @@ def _wait(what: str, condition: object) -> None:
         time.sleep(0.02)
 
 
-def test_kill_9_of_the_suite_leaves_no_check_behind() -> None:
+def test_kill_9_of_the_suite_leaves_no_check_behind(tmp_path: Path) -> None:
     code = "import time; from smoke import isolate; isolate.run(time.sleep, 600, timeout=600)"
-    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
     _wait("the check did not start", lambda: _children(parent.pid))
     (child,) = _children(parent.pid)
     # only once the child has asked the kernel for it does it die with its parent
