@@ -966,6 +966,7 @@ caption{text-align:left;font-weight:600;padding:.4rem 0;text-transform:capitaliz
 .axis{stroke:var(--line)}.reach{stroke:var(--ok);stroke-width:2;opacity:.45}
 .range{fill:var(--ok);opacity:.55}.tick{stroke:var(--ink);stroke-width:2}
 .spread,.says{color:var(--soft);font-size:.88rem}
+.bench .spread{white-space:normal}
 .meter{width:18%}.meter span{display:block;height:.6rem;border-radius:.2rem;background:var(--ok)}
 .says{overflow-wrap:anywhere}
 .packages{columns:16rem;column-gap:2.5rem;list-style:none;margin:0;padding:0}

@@ -149,6 +149,17 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
     assert "44.0 s" in page
 
 
+def test_a_proof_of_another_image_is_left_out(tmp_path: Path) -> None:
+    image = fill(tmp_path, health_data=health())
+    result = {"schema": "tpuforge.result/1", "verb": "reproduce", "status": "done", "seconds": 9.0}
+    page = tmp_path / "report/index.html"
+    for digest, shown in ((OTHER, False), (image["manifest_digest"], True)):
+        record = {**result, "summary": "two bakes agree", "data": {"manifest_digest": digest}}
+        support.write(tmp_path / "results/reproduce-runtime-py311.json", record)
+        assert forge("release.report", out=tmp_path).returncode == 0
+        assert ("two bakes agree" in page.read_text()) == shown
+
+
 def test_the_packages_of_the_base_count_only_if_it_is_that_base(tmp_path: Path) -> None:
     image = fill(tmp_path, health_data=health())
     packages = [{"name": "libc6", "version": "2.36-9", "arch": "amd64", "sha256": "0" * 64}]

@@ -28,7 +28,7 @@ IMAGE_SCHEMA = "tpuforge.image/1"
 RESULT_SCHEMA = "tpuforge.result/1"
 TIERS = ("static", "import", "compile", "simulate", "device")
 MAIN_JOB = ("lock_check", "fetch_wheel", "bake", "smoke", "bench")
-STAGES = ("lock_check", "fetch_wheel", "engine", "base", "bake", "smoke", "bench", "reproduce")
+STAGES = ("lock_check", "fetch_wheel", "base", "bake", "smoke", "bench", "reproduce")
 """Verbs whose last run the page shows, in the order of the main job."""
 
 
@@ -69,7 +69,7 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
     image = read_image(out / "images" / slug, slug, options.flavour)
     health = read_part(out / "health" / slug, "health.json", HEALTH_SCHEMA, image)
     bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
-    stages = read_stages(out / "results", slug)
+    stages = read_stages(out / "results", slug, str(image["manifest_digest"]))
     notes = gather_notes(image, health, bench, stages)
     page = page_module()
     verdict = judge(page, health)
@@ -199,12 +199,13 @@ def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Pa
     return Part(data, "fresh")
 
 
-def read_stages(folder: Path, slug: str) -> list[dict[str, Any]]:
+def read_stages(folder: Path, slug: str, digest: str) -> list[dict[str, Any]]:
     """The last results of the verbs, in the order of the main job.
 
     Args:
         folder: ``out/results``.
         slug: The image, such as ``runtime-py311``.
+        digest: Its manifest digest: a proof that another one is reproducible is left out.
 
     Returns:
         ``tpuforge.result/1`` records; for a verb of the main job without one, its status is
@@ -215,6 +216,8 @@ def read_stages(folder: Path, slug: str) -> list[dict[str, Any]]:
         for name in (f"{verb}-{slug}", verb):
             record = read_json(folder / f"{name}.json")
             if isinstance(record, dict) and record.get("schema") == RESULT_SCHEMA:
+                if verb == "reproduce" and digest not in str(record.get("data")):
+                    continue
                 if record.get("summary"):
                     # the page is handed on: where it was made is nobody's business
                     record["summary"] = str(record["summary"]).replace(f"{folder.parent}/", "out/")
