@@ -18,13 +18,21 @@ nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lock_check", "fetch_wheel", "bake", "smoke", "bench", "report"]
 
 
-def run(session: nox.Session, module: str) -> None:
-    """Run a module of the locked environment; its exit code becomes nox's own."""
+def run(session: nox.Session, module: str, *, if_it_fails: str = "") -> None:
+    """Run a module of the locked environment; its exit code becomes nox's own.
+
+    Args:
+        session: The session, with its arguments.
+        module: What it runs.
+        if_it_fails: A module to run before nox ends with the exit code of the first.
+    """
     own = ROOT / ".venv" / "bin" / "python"
     python = str(own) if own.exists() else sys.executable
-    forge = [python, str(ROOT / "forge"), "--python-module", module]
-    code = subprocess.call([*forge, *session.posargs])
+    forge = [python, str(ROOT / "forge"), "--python-module"]
+    code = subprocess.call([*forge, module, *session.posargs])
     if code:
+        if if_it_fails and not session.posargs:
+            subprocess.call([*forge, if_it_fails])
         # nox turns every failure into 1, and pipelines tell "unhealthy" from "could not judge"
         sys.exit(code)
 
@@ -80,13 +88,13 @@ def reproduce(session: nox.Session) -> None:
 @nox.session
 def smoke(session: nox.Session) -> None:
     """Run the health suite inside an image."""
-    run(session, "tpuforge.smoke.health")
+    run(session, "tpuforge.smoke.health", if_it_fails="tpuforge.release.report")
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks inside an image."""
-    run(session, "tpuforge.smoke.bench")
+    run(session, "tpuforge.smoke.bench", if_it_fails="tpuforge.release.report")
 
 
 @nox.session
