@@ -77,6 +77,11 @@ class Image:
         return f"{self.record['image']}-py{self.record['python'].replace('.', '')}"
 
     @property
+    def inputs(self) -> dict[str, str]:
+        """What its key was made of when the session began to use it."""
+        return dict(self.record["inputs"])
+
+    @property
     def layout(self) -> Path:
         """Its OCI layout."""
         return self.out / "images" / self.slug / "oci"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bake_support import ROOT, Engine, Image, engine, image, private_out, verb
+from tpuforge.images.reproduce import differences
 
 __all__ = ["engine", "image"]
 
@@ -51,9 +53,26 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     )
 
 
+def wait_for_install(out: Path, image: Image) -> None:
+    """Wait until a bake has come to its wheels."""
+    log = out / "bake" / image.slug / "bake.log"
+    deadline = time.monotonic() + 300
+    while not (log.exists() and "install_wheels.py" in log.read_text(errors="replace")):
+        assert time.monotonic() < deadline, "the bake never began"
+        time.sleep(0.2)
+
+
 def record(out: Path, slug: str) -> dict[str, object]:
     found: dict[str, object] = json.loads((out / "images" / slug / "image.json").read_text())
     return found
+
+
+def agree(out: Path, image: Image) -> None:
+    """Prove that an out folder holds the same image as the real one, or say what differs."""
+    made = record(out, image.slug)
+    assert made["inputs"] == image.inputs, "an input was edited while this test ran"
+    found = list(differences(out / "images" / image.slug / "oci", image.layout))
+    assert made["manifest_digest"] == image.record["manifest_digest"], found[:10]
 
 
 def test_a_flipped_wheel_is_refused_by_name(out: Path, variables: dict[str, str]) -> None:
@@ -110,18 +129,14 @@ def test_two_bakes_at_once(image: Image, out: Path, variables: dict[str, str]) -
     assert [code for _, _, code in ends] == [0, 0], ends
     assert sum("waiting for process" in err for _, err, _ in ends) == 1
     assert sum("nothing to do" in text for text, _, _ in ends) == 1
-    assert record(out, image.slug)["manifest_digest"] == image.record["manifest_digest"]
+    agree(out, image)
 
 
 def test_a_killed_bake_leaves_nothing_finished_and_the_next_one_ends_it(
     image: Image, out: Path, variables: dict[str, str]
 ) -> None:
     child = start("--no-cache", "--no-load", **variables)
-    log = out / "bake" / image.slug / "bake.log"
-    deadline = time.monotonic() + 300
-    while not (log.exists() and "install_wheels.py" in log.read_text(errors="replace")):
-        assert time.monotonic() < deadline, "the bake never began"
-        time.sleep(0.2)
+    wait_for_install(out, image)
     child.send_signal(signal.SIGKILL)
     child.communicate()
     assert not (out / "images" / image.slug / "image.json").exists()
@@ -129,16 +144,12 @@ def test_a_killed_bake_leaves_nothing_finished_and_the_next_one_ends_it(
     assert done.returncode == 0, done.stderr
     # its client lives on for a while; two that write one layout would spoil it
     assert "waiting for the client of a bake that was killed" in done.stderr
-    assert record(out, image.slug)["manifest_digest"] == image.record["manifest_digest"]
+    agree(out, image)
 
 
 def test_a_stopped_bake_says_so(image: Image, out: Path, variables: dict[str, str]) -> None:
     child = start("--no-cache", "--no-load", **variables)
-    log = out / "bake" / image.slug / "bake.log"
-    deadline = time.monotonic() + 300
-    while not (log.exists() and "install_wheels.py" in log.read_text(errors="replace")):
-        assert time.monotonic() < deadline, "the bake never began"
-        time.sleep(0.2)
+    wait_for_install(out, image)
     child.send_signal(signal.SIGTERM)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
@@ -152,7 +163,7 @@ def test_a_damaged_base_is_made_again(image: Image, out: Path, variables: dict[s
     done = verb(BAKE, "--no-load", **variables)
     assert done.returncode == 0, done.stderr
     assert "the base is damaged, making it again" in done.stderr
-    assert record(out, image.slug)["manifest_digest"] == image.record["manifest_digest"]
+    agree(out, image)
 
 
 def test_a_damaged_layout_is_written_again(
@@ -168,7 +179,7 @@ def test_a_damaged_layout_is_written_again(
     assert done.returncode == 0, done.stderr
     assert "has 1000 bytes instead of" in done.stderr
     assert "damaged blobs" in done.stderr
-    assert record(out, image.slug)["manifest_digest"] == image.record["manifest_digest"]
+    agree(out, image)
     assert largest.stat().st_size > 1000
 
 
@@ -207,7 +218,7 @@ def test_a_full_disk_is_said_and_the_next_bake_recovers(
     work_real.mkdir()
     done = verb(BAKE, "--no-load", **variables)
     assert done.returncode == 0, done.stderr
-    assert record(out, image.slug)["manifest_digest"] == image.record["manifest_digest"]
+    agree(out, image)
 
 
 def test_the_engine_lost_the_image(image: Image, engine: Engine) -> None:
@@ -219,11 +230,35 @@ def test_the_engine_lost_the_image(image: Image, engine: Engine) -> None:
     assert found in (image.record["manifest_digest"], image.record["config_digest"])
 
 
+@contextlib.contextmanager
+def private_engine(out: Path) -> Iterator[None]:
+    """The private engine of an out folder; one that runs goes before Docker's default one."""
+    begin = (
+        "from tpuforge.console import Progress; from tpuforge.images import daemon; "
+        "progress = Progress('test', quiet=True); daemon.ensure_packages(progress); "
+        "print(daemon.start(progress))"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
+    env |= {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
+    try:
+        subprocess.run([sys.executable, "-c", begin], env=env, check=True, timeout=300)
+        yield
+    finally:
+        stop = [sys.executable, "-m", "tpuforge.images.engine", "--stop"]
+        subprocess.run(stop, env=env, check=True, timeout=300)
+
+
 @pytest.fixture
-def small_engine(out: Path) -> Iterator[Path]:
-    """An out folder whose private engine has 1 GB for its data."""
+def no_docker_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
-        pytest.skip("mounting a small file system and starting a private engine need root")
+        pytest.skip("a private engine needs root")
+    for name in [name for name in os.environ if name.startswith("DOCKER_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def small_engine(out: Path, no_docker_settings: None) -> Iterator[Path]:
+    """An out folder whose private engine has 1 GB for its data."""
     folder = out / "engine"
     folder.mkdir(exist_ok=True)
     mounted = subprocess.run(
@@ -234,28 +269,14 @@ def small_engine(out: Path) -> Iterator[Path]:
     )
     if mounted.returncode != 0:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    # a private engine that runs goes before Docker's default one, so this needs no other setting
-    begin = (
-        "from tpuforge.console import Progress; from tpuforge.images import daemon; "
-        "progress = Progress('test', quiet=True); daemon.ensure_packages(progress); "
-        "print(daemon.start(progress))"
-    )
-    env = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
-    env |= {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
     try:
-        subprocess.run([sys.executable, "-c", begin], env=env, check=True, timeout=300)
-        yield out
+        with private_engine(out):
+            yield out
     finally:
-        stop = [sys.executable, "-m", "tpuforge.images.engine", "--stop"]
-        subprocess.run(stop, env=env, check=True, timeout=300)
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_full_disk_of_the_engine_is_said(
-    image: Image, small_engine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in os.environ if name.startswith("DOCKER_")]:
-        monkeypatch.delenv(name)
+def test_a_full_disk_of_the_engine_is_said(image: Image, small_engine: Path) -> None:
     done = verb(BAKE, TPUFORGE_OUT=str(small_engine))
     assert done.returncode == 2, done.stderr
     assert "a disk is full" in done.stderr
@@ -263,3 +284,24 @@ def test_a_full_disk_of_the_engine_is_said(
     assert not (small_engine / "images" / image.slug / "image.json").exists()
     # the engine lives on, and says so
     assert verb("tpuforge.images.engine", TPUFORGE_OUT=str(small_engine)).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_docker_settings")
+def test_an_engine_killed_while_baking_and_a_new_engine_gives_the_same_digest(
+    image: Image, out: Path
+) -> None:
+    with private_engine(out):
+        child = start("--no-load", TPUFORGE_OUT=str(out))
+        wait_for_install(out, image)
+        daemon = json.loads((out / "engine" / "engine.json").read_text())["pid"]
+        os.kill(daemon, signal.SIGKILL)
+        _, said = child.communicate(timeout=120)
+        assert child.returncode == 2, said
+        assert "the engine went away while it was baking" in said
+        assert "forge engine" in said
+        assert not (out / "images").exists()
+        # it is started again, with the data that the killed one left
+        done = verb(BAKE, "--no-load", TPUFORGE_OUT=str(out))
+        assert done.returncode == 0, done.stderr
+        agree(out, image)

@@ -606,7 +606,6 @@ def _outcome(
         summary = f"{record['name']}, {digest}, {sizes}"
     lines = [f"  image     {record['name']}", f"  digest    {digest}", f"  size      {sizes}"]
     lines.append(f"  on a TPU  {record['run_line']}")
-    data = {name: value for name, value in record.items() if name != "inputs"}
     if engine["private"]:
         # the user's own docker does not see what is in a private engine
         here = f"docker -H {engine['docker_host']}"
@@ -615,7 +614,7 @@ def _outcome(
     return Outcome(
         "unchanged" if unchanged else "done",
         summary,
-        data=data,
+        data=dict(record),
         notes=list(record["notes"]),
         text="\n".join(lines),
     )
