@@ -154,5 +154,10 @@ def test_a_machine_without_security_sources_still_gives_images_the_fixes(
     monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian"})
     monkeypatch.setattr(debian, "pick_mirror", lambda *_: only_main)
     monkeypatch.setattr(debian, "_default_mirror", lambda: default)
-    found = debian.find_mirror()
+    assert debian.find_mirror() == only_main
+    found = debian.image_mirror()
     assert (found.main, found.security) == (only_main.main, default.security)
+    # whoever sets a mirror without a security archive means it
+    monkeypatch.setenv("TPUFORGE_DEBIAN_MIRROR", "http://own.example/debian")
+    monkeypatch.setenv("TPUFORGE_DEBIAN_SECURITY_MIRROR", "")
+    assert debian.image_mirror().security == ""

@@ -291,12 +291,21 @@ def find_mirror() -> Mirror:
         ]
         suites = (release.get("VERSION_CODENAME", ""), "stable", "testing")
         found = pick_mirror("\n\n".join(texts), suites, "this machine's apt sources")
-        if found is not None and found.security:
-            return found
         if found is not None:
-            # a machine may do without security fixes; an image never does
-            return replace(found, security=_default_mirror().security)
+            return found
     return _default_mirror()
+
+
+def image_mirror() -> Mirror:
+    """The mirror for what goes into images: with security fixes, even if this machine has none.
+
+    Raises:
+        ForgeError: If none can be found.
+    """
+    found = find_mirror()
+    if found.security or found.origin == "TPUFORGE_DEBIAN_MIRROR":
+        return found
+    return replace(found, security=_default_mirror().security)
 
 
 def os_release() -> dict[str, str]:
@@ -613,7 +622,7 @@ def fetch(lock: DebLock, progress: Progress) -> list[Deb]:
     missing = [deb for deb in lock.debs if deb not in have]
     if not missing:
         return []
-    mirror = find_mirror()
+    mirror = image_mirror()
     apt = Apt(_folder("mirror"), mirror.sources(lock.suite))
     with progress.step("fetching Debian's package lists"):
         problem = apt.update()
@@ -649,7 +658,7 @@ def resolve(suite: Suite, progress: Progress) -> list[Deb]:
     Raises:
         ForgeError: If the mirror does not answer, or apt cannot make a set.
     """
-    mirror = find_mirror()
+    mirror = image_mirror()
     apt = Apt(_folder("mirror"), mirror.sources(suite.name))
     with progress.step(f"resolving the packages of {suite.name}"):
         problem = apt.update()
