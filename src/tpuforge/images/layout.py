@@ -239,7 +239,7 @@ def content(layout: Path, blob: Blob) -> Content:
     tops = sorted(folder for folder in folders if not any(_above(top, folder) for top in folders))
     return Content(
         unpacked,
-        "files in " + ", ".join(top or "/" for top in tops[:3]) if tops else "an empty folder",
+        "files in " + ", ".join(top or "/" for top in tops[:3]) if tops else "nothing",
     )
 
 
