@@ -101,6 +101,7 @@ def test_sizes_and_names_of_layers(tmp_path: Path) -> None:
         "2 packages: numpy, setuptools, …",
         "files in opt/tpuforge/smoke",
     ]
+    assert {content.newest[0] for content in contents} == {1}
     assert image.compressed == sum(blob.path(layout).stat().st_size for blob in image.blobs)
 
 

@@ -491,7 +491,17 @@ def _inspect(job: Job, image: oci.Image) -> list[oci.Content]:
         new.sort(key=lambda layer: -layer.size)
         read = pool.map(lambda layer: oci.content(job.layout, layer), new)
         known |= dict(zip((layer.digest for layer in new), read, strict=True))
-    return [known[layer.digest] for layer in image.layers]
+    contents = [known[layer.digest] for layer in image.layers]
+    # a file of the bake's own time would give another digest in the next engine
+    late = [c.newest for c in contents if c.newest[0] > job.pins.epoch]
+    if late and job.base.context.startswith("oci-layout:"):
+        raise ForgeError(
+            f"{late[0][1]} in the image has the time {late[0][0]:.0f}",
+            expected=f"nothing later than {job.pins.epoch}, the epoch in lock/pins.toml",
+            mend="set its time in the stage of images/Dockerfile that makes it",
+            exit_code=Exit.FAULT,
+        )
+    return contents
 
 
 def _record(job: Job, image: oci.Image, contents: Sequence[oci.Content]) -> dict[str, Any]:

@@ -89,10 +89,12 @@ class Content:
     Attributes:
         unpacked: Bytes of its regular files.
         what: What it brings, for people.
+        newest: Its newest modification time, seconds since 1970, and whose it is.
     """
 
     unpacked: int
     what: str
+    newest: tuple[float, str] = (0, "")
 
 
 def read_image(layout: Path) -> Image:
@@ -217,30 +219,32 @@ def content(layout: Path, blob: Blob) -> Content:
     packages: dict[str, str] = {}
     folders: set[str] = set()
     debian = False
+    newest: tuple[float, str] = (0, "")
     with open_layer(layout, blob) as tar:
         for entry in tar:
             if entry.isreg():
                 unpacked += entry.size
             name = entry.name.removeprefix("./")
+            newest = max(newest, (entry.mtime, name))
             debian = debian or name == "var/lib/dpkg/status"
             found = _DIST_INFO.search(name)
             if found is not None:
                 packages[found["name"]] = found["version"]
             if not entry.isdir():
                 folders.add(name.rpartition("/")[0])
+    return Content(unpacked, _what(packages, folders, debian=debian), newest)
+
+
+def _what(packages: dict[str, str], folders: set[str], *, debian: bool) -> str:
     if debian:
-        return Content(unpacked, "Debian base")
+        return "Debian base"
     if len(packages) == 1:
         ((name, version),) = packages.items()
-        return Content(unpacked, f"{name} {version}")
+        return f"{name} {version}"
     if packages:
-        names = ", ".join(sorted(packages)[:3])
-        return Content(unpacked, f"{len(packages)} packages: {names}, …")
+        return f"{len(packages)} packages: {', '.join(sorted(packages)[:3])}, …"
     tops = sorted(folder for folder in folders if not any(_above(top, folder) for top in folders))
-    return Content(
-        unpacked,
-        "files in " + ", ".join(top or "/" for top in tops[:3]) if tops else "nothing",
-    )
+    return "files in " + ", ".join(top or "/" for top in tops[:3]) if tops else "nothing"
 
 
 def _above(top: str, folder: str) -> bool:
