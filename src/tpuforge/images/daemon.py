@@ -26,7 +26,8 @@ from tpuforge.process import clean_env, run
 OLDEST = 26
 """The oldest engine with BuildKit 0.13, for daemons that do not tell their BuildKit's version."""
 
-_SOCKET_LIMIT = 107
+# containerd refuses longer socket paths, before the kernel does (107)
+_SOCKET_LIMIT = 104
 _LONGEST_SOCKET = "exec/containerd/containerd.sock.ttrpc"
 _START_S = 60.0
 _STOP_S = 20.0
