@@ -124,8 +124,8 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}")):
-        todo = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
-        unjudged = _prove(pins, todo, proofs, faults, progress)
+        due = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
+        unjudged = _prove(pins, due, proofs, faults, progress)
     faults = list(dict.fromkeys(faults))
     for flavour, python in everything:
         proof = proofs.of(flavour, python)
@@ -155,7 +155,7 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
         summary = "complete, clean and in step with the pins; freshness not judged"
         return Outcome("done", summary, data, notes, Exit.CANNOT, text)
     names = ", ".join(lock_path(*target).stem for target in chosen)
-    if todo:
+    if due:
         return Outcome("done", f"{names}: fresh, complete and free of CUDA", data, notes)
     oldest = min(str(proofs.of(*target)["proven"]) for target in chosen)
     summary = f"{names}: no input, pin or lock changed since the proof of {oldest}"
@@ -336,7 +336,7 @@ class _Proofs:
 
 def _prove(
     pins: Pins,
-    todo: Sequence[tuple[str, str]],
+    due: Sequence[tuple[str, str]],
     proofs: _Proofs,
     faults: list[Fault],
     progress: Progress,
@@ -346,13 +346,13 @@ def _prove(
     Returns:
         Why freshness could not be judged; empty if it was.
     """
-    if not todo:
+    if not due:
         return ""
     sweep()
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
-    faults += [f for _, python in todo[:1] for f in _table(pins, python, source.folders)]
-    for number, (flavour, python) in enumerate(todo):
+    faults += [f for _, python in due[:1] for f in _table(pins, python, source.folders)]
+    for number, (flavour, python) in enumerate(due):
         job = Job(pins, flavour, python, source)
         started = time.monotonic()
         path = lock_path(flavour, python)
