@@ -6,6 +6,7 @@ nox from anywhere gives the same result.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,26 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).resolve().parent
+INTERRUPTED = 130
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["lock_check", "fetch_wheel", "bake", "smoke", "bench", "report"]
+
+
+def call(argv: list[str]) -> int:
+    """Run a verb to its own end; signals are handed on to it, so that it can clean up.
+
+    It has a session of its own: Ctrl-C reaches it once, and nobody kills it while it removes what
+    it started.
+    """
+    child = subprocess.Popen(argv, start_new_session=True)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, lambda number, _: child.send_signal(number)) for n in numbers}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(session: nox.Session, module: str, *, if_it_fails: str = "") -> None:
@@ -29,12 +47,12 @@ def run(session: nox.Session, module: str, *, if_it_fails: str = "") -> None:
     own = ROOT / ".venv" / "bin" / "python"
     python = str(own) if own.exists() else sys.executable
     forge = [python, str(ROOT / "forge"), "--python-module"]
-    code = subprocess.call([*forge, module, *session.posargs])
+    code = call([*forge, module, *session.posargs])
     if code:
-        if if_it_fails and not session.posargs:
-            subprocess.call([*forge, if_it_fails])
+        if if_it_fails and code != INTERRUPTED and not session.posargs:
+            call([*forge, if_it_fails])
         # nox turns every failure into 1, and pipelines tell "unhealthy" from "could not judge"
-        sys.exit(code)
+        sys.exit(code if code > 0 else 128 - code)
 
 
 @nox.session

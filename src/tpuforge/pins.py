@@ -19,6 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT
+from tpuforge.process import redact
 
 PINS_FILE = ROOT / "lock" / "pins.toml"
 SCHEMA = 1
@@ -201,7 +202,7 @@ def load(path: Path = PINS_FILE) -> Pins:
     pins = Pins(
         epoch=top.integer("epoch"),
         cutoff=resolver.moment("cutoff"),
-        platform=resolver.text("platform", re.compile(r"manylinux_2_\d+_x86_64")),
+        platform=resolver.text("platform", re.compile(r"manylinux_2_\d{2}_x86_64")),
         pythons=python.texts("supported", _PYTHON),
         suites=_suites(python.table("suite")),
         default_python=default.text("python", _PYTHON),
@@ -222,8 +223,8 @@ def load(path: Path = PINS_FILE) -> Pins:
 
 def _check_pairs(top: _Table, pins: Pins) -> None:
     """Refuse values that are well formed alone and impossible together."""
-    if pins.epoch <= 0:
-        raise top.bad("epoch", f"{pins.epoch}", "seconds since 1970, more than 0")
+    if not 0 < pins.epoch <= datetime.now(UTC).timestamp():
+        raise top.bad("epoch", f"{pins.epoch}", "seconds since 1970, more than 0 and not ahead")
     if pins.cutoff > datetime.now(UTC):
         raise top.bad(
             "resolver.cutoff", pins.cutoff.isoformat(), "a moment in the past: a later one drifts"
@@ -299,7 +300,11 @@ def _bazelisk(table: _Table) -> Bazelisk:
 
 
 def _upstream(table: _Table) -> Upstream:
-    return table.ended(Upstream(table.text("repository"), table.text("ref")))
+    made = Upstream(table.text("repository"), table.text("ref"))
+    if redact(made.repository) != made.repository or not made.repository.startswith("https://"):
+        # it goes into the labels of images
+        raise table.bad("repository", redact(made.repository), "an https address, no credentials")
+    return table.ended(made)
 
 
 class _Table:

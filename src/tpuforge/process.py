@@ -38,7 +38,10 @@ _KEPT = (
     "https_proxy",
     "no_proxy",
 )
-_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]*(:[^/\s@]*)?@", re.IGNORECASE)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+# a password may hold @, and a careless one a slash; host:8080/path@v1 has none
+_USERINFO = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+(?:/|$))\S*@)")
+_QUERY = re.compile(r"(?<=[?&])([\w.~%-]+=)[^&#]+")
 _SECRET = re.compile(
     r"(?P<name>(?:authorization|password|passwd|token|secret|api[-_]?key)\S*?\s*[=:]\s*)"
     r"(?:(?:bearer|basic)\s+)?\S+",
@@ -73,12 +76,16 @@ def clean_env(**extra: str) -> dict[str, str]:
 
 
 def redact(text: str) -> str:
-    """A text without credentials: user names and passwords in URLs, tokens, passwords.
+    """A text without credentials: user names, passwords and queries in URLs, tokens, passwords.
 
     Args:
         text: Anything about to be shown or written.
     """
-    return _SECRET.sub(r"\g<name>***", _USERINFO.sub(r"\g<scheme>***@", text))
+    return _SECRET.sub(r"\g<name>***", _URL.sub(_redact_url, text))
+
+
+def _redact_url(found: re.Match[str]) -> str:
+    return _QUERY.sub(r"\1***", _USERINFO.sub("***@", found[0], count=1))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import json
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -119,6 +120,15 @@ def run_verb(
             expected="files and folders that can be read and written, and space for them",
             mend="free some space or mend the permissions, then run the same command again",
         )
+        record = {"status": "failed", "error": failure.as_dict(), "exit_code": int(Exit.CANNOT)}
+        _leave(name, verb, record, started, clock, as_json=options.json)
+        print_error(verb, failure)
+        return Exit.CANNOT
+    except Exception as error:
+        # a mistake of ours: shown whole, and never with the exit code of "judged, and bad"
+        traceback.print_exc()
+        found = f"a mistake in tpuforge: {type(error).__name__}: {redact(str(error))}"
+        failure = ForgeError(found, expected="none", mend="report it, with the lines above")
         record = {"status": "failed", "error": failure.as_dict(), "exit_code": int(Exit.CANNOT)}
         _leave(name, verb, record, started, clock, as_json=options.json)
         print_error(verb, failure)

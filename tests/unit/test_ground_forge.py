@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "a künstler's folder"
     (root / "lock").mkdir(parents=True)
     shutil.copy(ROOT / "forge", root)
+    shutil.copy(ROOT / "noxfile.py", root)
     return root
 
 
@@ -72,4 +75,66 @@ def test_verbs_and_nox_options_reach_nox(checkout: Path) -> None:
     assert forge(checkout, "-l").stdout == f"{nox}-l|"
     assert forge(checkout, "bake", "--no-cache").stdout == f"{nox}-s|bake|--|--no-cache|"
     assert forge(checkout, "tests", "--", "unit").stdout == f"{nox}-s|tests|--|unit|"
+    assert forge(checkout, "--python", "3.12").stdout == f"{nox}--|--python|3.12|"
     assert forge(checkout, "--python-module", "x.y", "-z").stdout == "-m|x.y|-z|"
+
+
+def test_a_misspelt_verb_is_named_with_the_nearest(checkout: Path) -> None:
+    done = forge(checkout, "smok")
+    assert done.returncode == 2
+    assert "there is no verb 'smok'" in done.stderr
+    assert "./forge smoke" in done.stderr
+
+
+def test_help_lists_the_verbs(checkout: Path) -> None:
+    done = forge(checkout, "--help")
+    assert done.returncode == 0
+    assert "    smoke        Run the health suite inside an image." in done.stdout
+
+
+def test_a_checkout_of_another_user_is_an_error_and_not_a_traceback(checkout: Path) -> None:
+    lock = f"tools-py{sys.version_info[0]}{sys.version_info[1]}.txt"
+    (checkout / "lock" / lock).touch()
+    (checkout / ".forge.lock").mkdir()
+    done = forge(checkout)
+    assert done.returncode == 2
+    assert "cannot be made" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+_SLOW_VERB = """
+import pathlib, signal, sys, time
+def stop(number, frame):
+    time.sleep(1)
+    pathlib.Path("cleaned").touch()
+    sys.exit(130)
+signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGHUP, stop)
+pathlib.Path("running").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_signal_to_the_launcher_lets_the_verb_clean_up(
+    tmp_path: Path, number: signal.Signals, whole_group: bool
+) -> None:
+    """Through what noxfile.py starts verbs with, and a verb whose clean-up takes a second."""
+    code = f"""
+import runpy, sys
+module = runpy.run_path({str(ROOT / "noxfile.py")!r})
+sys.exit(module["call"]([sys.executable, "-c", {_SLOW_VERB!r}]))
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, start_new_session=True)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "running").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if whole_group:
+        os.killpg(child.pid, number)
+    else:
+        child.send_signal(number)
+    assert child.wait(timeout=20) == 130
+    assert (tmp_path / "cleaned").exists()

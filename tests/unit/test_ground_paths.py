@@ -26,8 +26,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 def test_a_damaged_json_file_counts_as_missing(tmp_path: Path) -> None:
     target = tmp_path / "file.json"
     assert paths.read_json(target) is None
-    target.write_text('{"half":')
-    assert paths.read_json(target) is None
+    for damaged in ('{"half":', "[" * 200_000):
+        target.write_text(damaged)
+        assert paths.read_json(target) is None
     paths.write_json(target, {"b": 1, "a": "ü"})
     assert paths.read_json(target) == {"a": "ü", "b": 1}
 

@@ -121,6 +121,10 @@ sys.exit(verb.run_verb("probe", verb.parser("probe", ""), act, []))
     [
         "https://user:hunter2@index.example/simple",
         "https://hunter2@index.example/simple",
+        "https://user:p@hunter2@127.0.0.1:1/simple",
+        "https://user:hu/hunter2@127.0.0.1:1/simple",
+        "https://127.0.0.1:1/simple?sig=hunter2",
+        "'https://index.example/a.whl?x=1&token=hunter2#sha256=0'",
         "Authorization: Bearer hunter2",
         "password=hunter2",
         "API_KEY: hunter2",
@@ -133,5 +137,10 @@ def test_secrets_are_redacted(text: str) -> None:
 
 
 def test_harmless_text_is_left_alone() -> None:
-    text = "https://index.example/simple/torch/ 3 tokens, see me@example.org"
-    assert process.redact(text) == text
+    for text in (
+        "https://index.example/simple/torch/ 3 tokens, see me@example.org",
+        "https://example.org/torch_tpu@v0.2.0",
+        "https://example.org:8080/torch_tpu@v0.2.0",
+        "oci-layout:///out/base@sha256:00",
+    ):
+        assert process.redact(text) == text

@@ -75,12 +75,17 @@ def test_a_full_disk_is_an_error_and_not_a_traceback(capsys: pytest.CaptureFixtu
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_a_mistake_in_our_own_code_is_not_hidden() -> None:
+def test_a_mistake_in_our_own_code_is_shown_and_is_no_verdict(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def act(options: argparse.Namespace, progress: Progress) -> verb.Outcome:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("oops")
 
-    with pytest.raises(ZeroDivisionError):
-        run(act)
+    assert run(act) == Exit.CANNOT
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "a mistake in tpuforge: ZeroDivisionError: oops" in shown
+    assert json.loads((out / "results" / "probe.json").read_text())["status"] == "failed"
 
 
 def test_unknown_arguments_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
