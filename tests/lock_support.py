@@ -204,12 +204,11 @@ def checkout(folder: Path, *, small: bool) -> Checkout:
     shutil.copytree(ROOT / "src", made.root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     made.lock.mkdir()
     for path in LOCK.iterdir():
-        if path.is_file() and not (small and path.name.endswith(("py311.txt", ".in"))):
+        # the tools that resolve stay the real, locked ones of the environment that runs the tests
+        kept = path.suffix not in (".txt", ".in") or path.name.startswith("tools")
+        if path.is_file() and (kept or not small):
             shutil.copy(path, made.lock)
     if small:
-        # the tools that resolve stay the real, locked ones of the environment that runs the tests
-        for tools in LOCK.glob("tools*"):
-            shutil.copy(tools, made.lock)
         (made.lock / "runtime.in").write_text("libtpu\ntorch\ntorch-tpu\n", encoding="utf-8")
         (made.lock / "torch-cpu.metadata").write_text(
             "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\nRequires-Dist: filelock\n",
