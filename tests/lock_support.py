@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ def wheel_bytes(name: str, version: str, tag: str, requires: tuple[str, ...] = (
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    for extra in re.findall(r"extra == '(\w+)'", metadata):
+        metadata += f"Provides-Extra: {extra}\n"
     out = BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for file, text in {
@@ -205,7 +208,7 @@ def checkout(folder: Path, *, small: bool) -> Checkout:
     made.lock.mkdir()
     for path in LOCK.iterdir():
         # the tools that resolve stay the real, locked ones of the environment that runs the tests
-        kept = path.suffix not in (".txt", ".in") or path.name.startswith("tools")
+        kept = path.suffix not in (".txt", ".in", ".json") or path.name.startswith("tools")
         if path.is_file() and (kept or not small):
             shutil.copy(path, made.lock)
     if small:

@@ -55,6 +55,41 @@ def test_lock_holds_one_file_for_the_target_and_names_no_host(locked: Checkout) 
     assert "Zoë" not in text
 
 
+def test_provenance_says_why_and_names_no_host(locked: Checkout) -> None:
+    text = locked.runtime.with_suffix(".json").read_text(encoding="utf-8")
+    entries = {entry["name"]: entry for entry in json.loads(text)["packages"]}
+    assert entries["alpha"]["why"] == ["torch-tpu", "alpha"]
+    assert entries["filelock"]["why"] == ["torch", "filelock"]
+    assert entries["alpha"]["uploaded"] == "2026-01-01T00:00:00Z"
+    assert {name for name, e in entries.items() if e["index"] == "PyTorch index"} == {"torch"}
+    assert entries.keys() == {package.name for package in read_lock(locked.runtime)}
+    assert "127.0.0.1" not in text
+
+
+def test_flavour_on_top_holds_the_lock_below_line_for_line(own: Checkout) -> None:
+    (own.lock / "dev.in").write_text("beta\n", encoding="utf-8")
+    with good_index() as index:
+        index.add("alpha", "1.5")  # newer than what runtime is locked at
+        index.add("beta", "1.0", requires=("alpha", "gamma[more]"))
+        index.add("gamma", "1.0", requires=("delta; extra == 'more'", "epsilon; extra == 'less'"))
+        index.add("delta", "1.0")
+        for way in ("auto", "uv"):
+            done = own.run("resolve", "--flavour", "dev", "--way", way, PIP_INDEX_URL=index.url)
+            assert done.returncode == 0, done.stderr
+        index.add("beta", "2.0", requires=("alpha>=1.5",))
+        (own.lock / "dev.in").write_text("beta>=2\n", encoding="utf-8")
+        refused = own.run("resolve", "--flavour", "dev", PIP_INDEX_URL=index.url)
+    assert refused.returncode == 1, refused.stderr
+    assert "found no solution of dev for Python 3.11" in refused.stderr
+    lock = own.lock / "dev-py311.txt"
+    above, below = read_lock(lock), read_lock(own.runtime)
+    assert set(below) < set(above)
+    assert {p.name for p in above} - {p.name for p in below} == {"beta", "delta", "gamma"}
+    why = json.loads(lock.with_suffix(".json").read_text(encoding="utf-8"))["packages"]
+    chain = next(entry["why"] for entry in why if entry["name"] == "delta")
+    assert chain == ["beta", "gamma", "delta"]
+
+
 def test_poisoned_settings_change_no_byte(own: Checkout, tmp_path: Path) -> None:
     before = own.runtime.read_bytes()
     links = tmp_path / "links"

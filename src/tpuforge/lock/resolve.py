@@ -11,26 +11,38 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock.compatibility import write_page
 from tpuforge.lock.inputs import (
-    LOCK_DIR,
+    base_packages,
     check_flavour,
-    constraints,
     existing,
     flavours,
+    held_torch,
     inputs_key,
     lock_path,
     read_head,
-    read_input,
     render,
+    requirements,
     torch_wheel,
 )
-from tpuforge.lock.resolver import WAYS, Job, resolve, sweep, verify, workspace
+from tpuforge.lock.provenance import Listed, document, listed, path_of, read
+from tpuforge.lock.resolver import (
+    WAYS,
+    Job,
+    Resolved,
+    home_python,
+    resolve,
+    sweep,
+    verify,
+    workspace,
+)
 from tpuforge.lock.sources import Source, read_source
 from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import exclusive, out_dir, write_atomic
+from tpuforge.paths import exclusive, out_dir, read_json, write_atomic, write_json
 from tpuforge.pins import Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -71,13 +83,25 @@ def targets(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[s
         default one if there is none yet.
 
     Raises:
-        ForgeError: For a flavour or a Python that does not exist.
+        ForgeError: For a flavour or a Python that does not exist, or not together.
     """
     if flavour is None and python is None:
-        return existing() or [(pins.default_flavour, pins.default_python)]
-    names = flavours() if flavour in (None, "all") else [check_flavour(str(flavour))]
+        return existing(pins) or [(pins.default_flavour, pins.default_python)]
+    names = flavours(pins) if flavour in (None, "all") else [check_flavour(pins, str(flavour))]
     pythons = list(pins.pythons) if python == "all" else [pins.python(python)]
-    return [(name, number) for name in names for number in pythons]
+    found = [
+        (name, number)
+        for name in names
+        for number in pythons
+        if number in pins.flavours[name].pythons
+    ]
+    if not found:
+        raise ForgeError(
+            f"{', '.join(names)} is not locked for Python {', '.join(pythons)}",
+            expected=f"one of {', '.join(pins.flavours[names[0]].pythons)}",
+            mend=f"see [flavour.{names[0]}] in lock/pins.toml, and docs/compatibility.md",
+        )
+    return found
 
 
 def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -85,7 +109,7 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     chosen = targets(pins, options.flavour, options.python)
     # every input is read before the first package is asked for
     for flavour, python in chosen:
-        read_input(LOCK_DIR / f"{flavour}.in", constraints(pins))
+        requirements(pins, flavour)
         torch_wheel(pins, python)
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
@@ -96,6 +120,7 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
             Job(pins, *chosen[0], source).probe()
         for target in chosen:
             results.append(_one(Job(pins, *target, source), options, progress))
+        write_page(pins)
     written = [result["file"] for result in results if result["changed"]]
     summary = (
         f"wrote {', '.join(map(str, written))}; review it: git diff lock/"
@@ -135,19 +160,68 @@ def _one(job: Job, options: argparse.Namespace, progress: Progress) -> dict[str,
         "changed": text != before,
         "bytes_verified": 0,
     }
-    if text == before:
-        return result
-    known = _trusted(path, before)
-    if known and not options.renew:
-        same_inputs = read_head(before).inputs == _key(job, known)
-        _refuse_contradiction(path, known, fresh.packages, same_inputs, job.source.name)
-    new = [p for p in fresh.packages if p not in known and p.name != "torch" and not _held(p)]
-    if new:
-        with workspace() as work, progress.step(f"verifying {len(new)} new files of {path.name}"):
-            result["bytes_verified"] = count = verify(job, new, work)
-            progress.advance(count)
-    write_atomic(path, text)
+    if text != before:
+        result["bytes_verified"] = _verify_new(
+            job, before, fresh.packages, renew=options.renew, progress=progress
+        )
+    with progress.step(f"writing why each package is in {path.name}"):
+        why = _provenance(job, fresh)
+    # before the lock: whoever sees the new lock sees its provenance too
+    if why != read_json(path_of(job.flavour, job.python)):
+        write_json(path_of(job.flavour, job.python), why)
+        result["changed"] = True
+    if text != before:
+        write_atomic(path, text)
     return result
+
+
+def _verify_new(
+    job: Job, before: str, packages: Sequence[Locked], *, renew: bool, progress: Progress
+) -> int:
+    """Refuse what contradicts the present lock, and verify the files that are new to it.
+
+    Returns:
+        Bytes downloaded.
+    """
+    path = lock_path(job.flavour, job.python)
+    known = _trusted(path, before)
+    if known and not renew:
+        same_inputs = read_head(before).inputs == _key(job, known)
+        _refuse_contradiction(path, known, packages, same_inputs, job.source.name)
+    # what the lock below holds was verified when it entered there
+    verified = [*known, *base_packages(job.pins, job.flavour, job.python)]
+    new = [p for p in packages if p not in verified and p.name != "torch" and not _held(p)]
+    if not new:
+        return 0
+    with workspace() as work, progress.step(f"verifying {len(new)} new files of {path.name}"):
+        count = verify(job, new, work)
+        progress.advance(count)
+    return count
+
+
+def _provenance(job: Job, fresh: Resolved) -> dict[str, Any]:
+    """The provenance of a lock; what is known about a file already is not asked again."""
+    known: dict[str, Listed] = {}
+    for flavour in filter(None, (job.pins.flavours[job.flavour].on, job.flavour)):
+        for entry in read(flavour, job.python).values():
+            known[entry["sha256"]] = Listed(entry["bytes"], entry["uploaded"])
+    unknown = [p for p in fresh.packages if p.sha256 not in known and p.name != "torch"]
+    if unknown:
+        with workspace() as work:
+            known |= listed(job.source, home_python(), unknown, work)
+    torch = torch_wheel(job.pins, job.python)
+    wheel = held_torch(torch, job.source.folders)
+    if wheel is not None:
+        # the PyTorch index lists no upload times
+        known[torch.sha256] = Listed(wheel.stat().st_size, None)
+    return document(
+        job.pins,
+        job.flavour,
+        job.python,
+        packages=fresh.packages,
+        metadata=fresh.metadata,
+        files=known,
+    )
 
 
 def _key(job: Job, packages: Sequence[Locked]) -> str:
