@@ -30,7 +30,7 @@ _TIME_LIMIT_S = 300.0
 # pip's own session knows the user's certificates, proxy and credentials; what it finds goes out in
 # hex, because file names must come through the redaction of output unharmed
 _ASK = """
-import concurrent.futures, json, sys
+import concurrent.futures, json, sys, urllib.parse
 from pip._internal.commands import create_command
 command = create_command("download")
 options, _ = command.parse_args([])
@@ -44,7 +44,12 @@ def ask(name):
     if kind not in answer.headers.get("Content-Type", ""):
         return {}
     return {
-        entry["hashes"]["sha256"]: [entry.get("size"), entry.get("upload-time")]
+        entry["hashes"]["sha256"]: [
+            entry.get("size"),
+            entry.get("upload-time"),
+            entry["filename"],
+            urllib.parse.urljoin(answer.url, entry["url"]),
+        ]
         for entry in answer.json()["files"]
         if entry.get("hashes", {}).get("sha256") in wanted
     }
@@ -65,10 +70,14 @@ class Listed:
     Attributes:
         size: Bytes; None if it does not say.
         uploaded: When it was uploaded, to the second, in UTC; None if it does not say.
+        file: The name of the file; empty if it was not asked.
+        url: Where it is; empty if it was not asked. It may hold a host: never into ``lock/``.
     """
 
     size: int | None
     uploaded: str | None
+    file: str = ""
+    url: str = ""
 
 
 def path_of(flavour: str, python: str) -> Path:
@@ -124,8 +133,8 @@ def listed(
         )
     found: dict[str, Any] = json.loads(bytes.fromhex(done.output.split()[-1]))
     return {
-        digest: Listed(size, str(uploaded)[:19] + "Z" if uploaded else None)
-        for digest, (size, uploaded) in found.items()
+        digest: Listed(size, str(uploaded)[:19] + "Z" if uploaded else None, file, url)
+        for digest, (size, uploaded, file, url) in found.items()
     }
 
 
