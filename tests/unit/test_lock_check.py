@@ -17,6 +17,12 @@ from tpuforge.lockfile import read_lock
 
 OFFLINE = {"PIP_NO_INDEX": "1"}
 Edit = Callable[[str], str]
+_EXCEPTION = """[[allowed]]
+name = "triton"
+flavour = "runtime"
+until = 2999-01-01
+why = "tried"
+"""
 _OLDER = '[libtpu]\nversion = "0.0.51"'
 
 
@@ -50,7 +56,7 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             ],
             [
                 "lock/runtime-py311.txt: [edited] its content is not what",
-                "lock/runtime-py311.txt: nvidia-nccl: [cuda] 1 is a CUDA package",
+                "lock/runtime-py311.txt: nvidia-nccl: [cuda] 1 may not be there: it is a",
                 "lock/runtime-py311.txt: torch: [cuda] 2.13.0 without +cpu is a CUDA build",
                 "lock/runtime-py311.txt: libtpu: [pins] 0.0.51 is locked, the pins say 0.0.52",
                 "lock/runtime-py311.txt: torch: [table] its digest is not the one of",
@@ -77,6 +83,8 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
                 ("dev-py312.txt", lambda t: t.replace("pytest==9", "pytest==8")),
                 ("runtime-py313.json", lambda t: t.replace('"torch-tpu",', '"tpu-torch",')),
                 ("runtime-py314.json", lambda t: t.replace("main index", "PyTorch index")),
+                ("names.toml", lambda t: t + _EXCEPTION),
+                ("names.toml", lambda t: t.replace("[refused]\n", '[refused]\npip = "tried"\n')),
                 ("train-py314.json", lambda t: t.replace("provenance/1", "provenance/0")),
             ],
             [
@@ -85,6 +93,8 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
                 "lock/runtime-py313.json: absl-py: [why] the chain tpu-torch > absl-py does not",
                 "lock/runtime-py314.json: libtpu: [why] it comes from the PyTorch index",
                 "lock/train-py314.json: [why] it is not there",
+                "lock/names.toml: triton: [name] runtime has none of it",
+                "lock/tools-py314.txt: pip: [name]",
             ],
         ),
         (

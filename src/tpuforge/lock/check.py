@@ -41,6 +41,7 @@ from tpuforge.lock.inputs import (
     torch_wheel,
     wheel_metadata,
 )
+from tpuforge.lock.names import NAMES_FILE, load_names
 from tpuforge.lock.resolve import describe_changes, say_ignored, targets
 from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep, workspace
 from tpuforge.lock.sources import UnreachableError, read_source
@@ -70,7 +71,7 @@ class Fault:
         file: The file it stands in, such as ``lock/runtime-py311.txt``.
         package: The package, if it is about one.
         rule: ``input``, ``format``, ``edited``, ``stale``, ``layer``, ``consistent``, ``why``,
-            ``pins``, ``cuda``, ``table``, ``compatible`` or ``fresh``.
+            ``pins``, ``cuda``, ``name``, ``table``, ``compatible`` or ``fresh``.
         found: What was found, in one sentence.
         mend: The command or act that mends it.
     """
@@ -131,6 +132,7 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
         for conflict in conflicts
         if (why := _over(conflict, existing(pins)))
     ]
+    faults += _needless(sound)
     proofs = _Proofs(pins)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -302,7 +304,7 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
         if p not in packages
     ]
     faults += _why(flavour, python, packages, names, again)
-    return faults + _contents(pins, python, file, packages, again)
+    return faults + _contents(pins, flavour, python, packages, again)
 
 
 def _why(
@@ -359,14 +361,18 @@ def _consistent(sound: Iterable[tuple[str, str]]) -> list[Fault]:
 
 
 def _contents(
-    pins: Pins, python: str, file: str, packages: Sequence[Locked], again: str
+    pins: Pins, flavour: str, python: str, packages: Sequence[Locked], again: str
 ) -> list[Fault]:
     faults = []
+    file = f"lock/{lock_path(flavour, python).name}"
     pinned = constraints(pins)
+    names = load_names()
     for package in packages:
         name, number = package.name, package.version
-        if is_cuda(name):
-            faults.append(Fault(file, name, "cuda", f"{number} is a CUDA package", again))
+        why = names.refusal(name, flavour)
+        if why:
+            rule = "cuda" if is_cuda(name) else "name"
+            faults.append(Fault(file, name, rule, f"{number} may not be there: {why}", again))
         if name == "torch" and Version(number).local != pins.torch.local:
             what = f"{number} without +{pins.torch.local} is a CUDA build"
             faults.append(Fault(file, name, "cuda", what, again))
@@ -377,6 +383,21 @@ def _contents(
             what = "its digest is not the one of lock/torch-cpu.sha256"
             faults.append(Fault(file, name, "table", what, again))
     return faults
+
+
+def _needless(sound: Collection[tuple[str, str]]) -> list[Fault]:
+    """Exceptions that no lock needs: they would let CUDA in unseen later on."""
+    held = {
+        (package.name, flavour)
+        for flavour, python in sound
+        for package in read_lock(lock_path(flavour, python))
+    }
+    mend = "remove the entry"
+    return [
+        Fault(f"lock/{NAMES_FILE.name}", one.name, "name", f"{one.flavour} has none of it", mend)
+        for one in load_names().allowed
+        if (one.name, one.flavour) not in held
+    ]
 
 
 def _table(pins: Pins, python: str, folders: Sequence[Path] = ()) -> list[Fault]:

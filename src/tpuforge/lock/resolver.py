@@ -36,7 +36,6 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import (
     base_packages,
     constraints,
-    is_cuda,
     lock_path,
     metadata_fields,
     needs,
@@ -45,6 +44,7 @@ from tpuforge.lock.inputs import (
     torch_wheel,
     write_standin,
 )
+from tpuforge.lock.names import load_names
 from tpuforge.lock.sources import Source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import out_dir, sha256_text
@@ -420,15 +420,18 @@ def _read_report(
     job: Job, items: Sequence[Mapping[str, Any]], versions: Mapping[str, str]
 ) -> list[Locked]:
     packages = []
+    names = load_names()
     for item in items:
         metadata = item["metadata"]
         name = canonicalize_name(metadata["name"])
-        if is_cuda(name):
-            raise _cuda(name, "it is a CUDA package", job.flavour)
+        why = names.refusal(name, job.flavour)
+        if why:
+            raise _cuda(name, why, job.flavour)
         for requirement in metadata.get("requires_dist", []):
             needed = needs(requirement, job.python)
-            if needed is not None and is_cuda(needed):
-                raise _cuda(name, f"it requires {needed}", job.flavour)
+            why = names.refusal(needed, job.flavour) if needed is not None else ""
+            if why:
+                raise _cuda(name, f"it requires {needed}; {why}", job.flavour)
         digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
         if not digest:
             raise ForgeError(
@@ -451,7 +454,7 @@ def _read_report(
 def _cuda(name: str, why: str, flavour: str) -> ForgeError:
     return ForgeError(
         f"{flavour} would hold {name}: {why}",
-        expected="a closure without CUDA",
+        expected="a closure without CUDA, and without the names that lock/names.toml refuses",
         mend=f"take what brings it out of lock/{flavour}.in, or give it a range without CUDA",
         exit_code=Exit.FAULT,
     )
