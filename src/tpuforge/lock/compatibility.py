@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from tpuforge.lock import provenance
 from tpuforge.lock.conflicts import Conflict, load_conflicts, locked_version
-from tpuforge.lock.inputs import existing, is_cuda, lock_path
+from tpuforge.lock.inputs import LOCK_DIR, existing, is_cuda, lock_path
 from tpuforge.lockfile import read_lock
-from tpuforge.paths import ROOT, write_atomic
+from tpuforge.paths import ROOT, read_json, write_atomic
 from tpuforge.pins import Pins
 
+UNGUARDED = LOCK_DIR / "unguarded.json"
+UNGUARDED_SCHEMA = "tpuforge.unguarded/1"
 PAGE = ROOT / "docs" / "compatibility.md"
 _SHOWN = ("torch", "torch-tpu", "libtpu", "jax")
 _HEAD = """# Compatibility: what goes together
@@ -35,7 +37,8 @@ def page(pins: Pins) -> str:
         ForgeError: If a lock or the list of conflicts is bad.
     """
     parts = [_HEAD, "## Locked\n", _locked(pins), "## Not to be had\n"]
-    parts += [_refused(load_conflicts(pins))]
+    parts += [_refused(load_conflicts(pins)), "## What the guard against CUDA saves\n"]
+    parts += [_saved(pins)]
     return "\n".join(parts)
 
 
@@ -83,6 +86,42 @@ def _locked(pins: Pins) -> str:
         on = pins.flavours[flavour].on
         rows.append([flavour, on, python, *shown, str(len(versions)), megabytes(sizes)])
     return table(["flavour", "on", "Python", *_SHOWN, "packages", "MB"], rows)
+
+
+def with_torch(pins: Pins, python: str) -> list[str]:
+    """The flavours whose lock holds torch.
+
+    Args:
+        pins: The pins.
+        python: ``X.Y``.
+    """
+    return [
+        flavour
+        for flavour, number in existing(pins)
+        if number == python
+        and any(package.name == "torch" for package in read_lock(lock_path(flavour, number)))
+    ]
+
+
+def _saved(pins: Pins) -> str:
+    held = read_json(UNGUARDED)
+    if not isinstance(held, dict) or held.get("schema") != UNGUARDED_SCHEMA:
+        return "Not measured: `./forge lock --unguarded`.\n"
+    python = held["python"]
+    rows = []
+    for flavour, one in held["flavours"].items():
+        entries = provenance.read(flavour, python)
+        locked = [entry["bytes"] for entry in entries.values()]
+        bad = f"{one['cuda_packages']}, {one['cuda_bytes'] / 1e6:.0f}"
+        plain = f"{one['packages']}, {one['bytes'] / 1e6:.0f}"
+        rows.append([flavour, f"{len(entries)}, {megabytes(locked)}", plain, bad])
+    head = ["flavour", "locked: packages, MB", "without the guard", "of these CUDA by name"]
+    text = (
+        f"Python {python}; the same inputs and pins, but torch as the main index has it, and\n"
+        "nothing refused. `./forge lock --unguarded` measures it. torch's own wheel is a CUDA\n"
+        "build there, and not counted in the last column.\n"
+    )
+    return f"{text}\n{table(head, rows)}"
 
 
 def _refused(conflicts: Sequence[Conflict]) -> str:

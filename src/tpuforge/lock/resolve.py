@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lock.compatibility import write_page
+from tpuforge.lock.compatibility import UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
 from tpuforge.lock.inputs import (
     base_packages,
     check_flavour,
@@ -23,6 +23,7 @@ from tpuforge.lock.inputs import (
     flavours,
     held_torch,
     inputs_key,
+    is_cuda,
     lock_path,
     read_head,
     render,
@@ -36,6 +37,7 @@ from tpuforge.lock.resolver import (
     Resolved,
     home_python,
     resolve,
+    resolve_unguarded,
     sweep,
     verify,
     workspace,
@@ -66,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments.add_argument(
         "--way", choices=WAYS, default="auto", help="the resolver: pip-tools where possible"
+    )
+    arguments.add_argument(
+        "--unguarded",
+        action="store_true",
+        help="only measure what the closures would be with torch's CUDA build, for the docs",
     )
     return run_verb(_VERB, arguments, _lock, argv)
 
@@ -106,6 +113,8 @@ def targets(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[s
 
 def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
+    if options.unguarded:
+        return _unguarded(pins, progress)
     chosen = targets(pins, options.flavour, options.python)
     # every input is read before the first package is asked for
     for flavour, python in chosen:
@@ -129,6 +138,43 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     )
     data = {"index": source.name, "ignored": list(source.ignored), "locks": results}
     return Outcome("done" if written else "unchanged", summary, data=data)
+
+
+def _unguarded(pins: Pins, progress: Progress) -> Outcome:
+    """Measure each flavour with torch as a plain resolver would bring it."""
+    source = read_source(Path(sys.executable))
+    python = pins.default_python
+    measured = {}
+    with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
+        sweep()
+        for flavour in with_torch(pins, python):
+            job = Job(pins, flavour, python, source)
+            with progress.step(f"resolving {job.what} without the guard"), workspace() as work:
+                packages = resolve_unguarded(job)
+                files = listed(source, home_python(), packages, work)
+            sizes = {p.name: _size(files, p, source) for p in packages}
+            cuda = [name for name in sizes if is_cuda(name)]
+            measured[flavour] = {
+                "packages": len(sizes),
+                "bytes": sum(sizes.values()),
+                "cuda_packages": len(cuda),
+                "cuda_bytes": sum(sizes[name] for name in cuda),
+            }
+        write_json(UNGUARDED, {"schema": UNGUARDED_SCHEMA, "python": python, "flavours": measured})
+        write_page(pins)
+    summary = f"measured {', '.join(measured)} for Python {python}: docs/compatibility.md"
+    return Outcome("done", summary, data=measured)
+
+
+def _size(files: Mapping[str, Listed], package: Locked, source: Source) -> int:
+    size = files[package.sha256].size if package.sha256 in files else None
+    if size is None:
+        raise ForgeError(
+            f"{source.name} does not list the size of {package.name} {package.version}",
+            expected="sizes (PEP 700): a sum without one would be too small",
+            mend="measure it with another index: pip config list",
+        )
+    return size
 
 
 def say_ignored(source: Source, progress: Progress) -> None:

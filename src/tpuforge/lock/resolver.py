@@ -295,6 +295,32 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
     return Resolved(tuple(sorted(packages)), metadata, "uv" if target is None else "pip-tools")
 
 
+def resolve_unguarded(job: Job) -> list[Locked]:
+    """What the input would bring if nothing kept torch on its CPU build: to measure, not to lock.
+
+    Args:
+        job: What, from where.
+
+    Raises:
+        ForgeError: If there is no solution, or it cannot be resolved here.
+    """
+    home = home_python()
+    decided = constraints(job.pins) | {"torch": job.pins.torch.version}
+    with workspace() as work:
+        (work / "torch").mkdir()
+        _write(work / "in", [str(name) for name in requirements(job.pins, job.flavour)])
+        _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
+        items = _files(job, home, work, _uv(job, home, work))
+    return [
+        Locked(
+            canonicalize_name(item["metadata"]["name"]),
+            item["metadata"]["version"],
+            item["download_info"]["archive_info"]["hashes"]["sha256"],
+        )
+        for item in items
+    ]
+
+
 def _target(job: Job, way: str) -> Path | None:
     """The interpreter for pip-compile; None to resolve with uv."""
     if way == "uv":
