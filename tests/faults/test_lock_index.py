@@ -90,6 +90,35 @@ def test_flavour_on_top_holds_the_lock_below_line_for_line(own: Checkout) -> Non
     assert chain == ["beta", "gamma", "delta"]
 
 
+def test_upgrade_moves_the_cutoff_and_says_what_changed_or_changes_nothing(own: Checkout) -> None:
+    (own.lock / "tools.in").unlink()  # the real tools are not on this index
+    pins = own.lock / "pins.toml"
+    text = pins.read_text(encoding="utf-8")
+    pins.write_text(text.replace("2026-11-30T00:00:00Z", "2026-05-01T00:00:00Z"), encoding="utf-8")
+    with good_index() as index:
+        assert own.run("resolve", PIP_INDEX_URL=index.url).returncode == 0
+        before = {path: path.read_bytes() for path in own.lock.iterdir()}
+        index.add("alpha", "1.3", uploaded="2026-06-01T00:00:00Z", requires=("nvidia-nccl",))
+        index.add("nvidia-nccl", "1.0", uploaded="2026-06-01T00:00:00Z")
+        upgrade = ("--upgrade", "2026-11-29")
+        refused = own.run("resolve", *upgrade, PIP_INDEX_URL=index.url)
+        assert refused.returncode == 1, refused.stderr
+        assert {path: path.read_bytes() for path in own.lock.iterdir()} == before
+        index.pages["alpha"].pop()
+        index.add("alpha", "1.3", uploaded="2026-06-01T00:00:00Z", mark="beta")
+        index.add("beta", "1.0", uploaded="2026-06-01T00:00:00Z")
+        done = own.run("resolve", *upgrade, PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        nothing = own.run("resolve", *upgrade, PIP_INDEX_URL=index.url)
+    assert "alpha | 1.0 | 1.3 | ? → ? | torch-tpu > alpha | runtime-py311 |" in done.stdout
+    assert "beta | new | 1.0 | 0 → ? | torch-tpu > alpha > beta | runtime-py311 |" in done.stdout
+    assert "2 packages changed in 1 locks" in done.stdout
+    assert 'cutoff = "2026-11-29T00:00:00Z"' in pins.read_text(encoding="utf-8")
+    assert "alpha==1.3" in own.runtime.read_text(encoding="utf-8")
+    assert nothing.returncode == 2
+    assert "is not before" in nothing.stderr
+
+
 def test_poisoned_settings_change_no_byte(own: Checkout, tmp_path: Path) -> None:
     before = own.runtime.read_bytes()
     links = tmp_path / "links"

@@ -189,6 +189,24 @@ def test_lock_reads_its_inputs_before_it_asks_an_index(own: Checkout) -> None:
     assert own.run("resolve", "--flavour", "ghost", **OFFLINE).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--upgrade", "numpy"), "'numpy' is no day"),
+        (("--upgrade", "2999-01-01"), "2999-01-01 has not begun"),
+        (("--upgrade", "2026-01-01"), "is not before 2026-01-01T00:00:00Z"),
+    ],
+)
+def test_upgrade_to_an_impossible_day_is_usage(
+    own: Checkout, arguments: tuple[str, ...], words: str
+) -> None:
+    before = (own.lock / "pins.toml").read_bytes()
+    done = own.run("resolve", *arguments, **OFFLINE)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert (own.lock / "pins.toml").read_bytes() == before
+
+
 def test_lock_without_an_index_says_so(own: Checkout) -> None:
     done = own.run("resolve", **OFFLINE)
     assert done.returncode == 2

@@ -8,15 +8,19 @@ without ``--renew``: an index that was swapped or tampered with looks just like 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lock.compatibility import UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
+from tpuforge.lock.changes import held, pull_request
+from tpuforge.lock.compatibility import PAGE, UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
 from tpuforge.lock.inputs import (
+    LOCK_DIR,
     base_packages,
     check_flavour,
     existing,
@@ -45,10 +49,11 @@ from tpuforge.lock.resolver import (
 from tpuforge.lock.sources import Source, read_source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import exclusive, out_dir, read_json, write_atomic, write_json
-from tpuforge.pins import Pins, load
+from tpuforge.pins import PINS_FILE, Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
 
 _VERB = "lock"
+_CUTOFF = re.compile(r"^(cutoff = )\"[^\"]*\"$", re.MULTILINE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,6 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments.add_argument(
         "--way", choices=WAYS, default="auto", help="the resolver: pip-tools where possible"
+    )
+    arguments.add_argument(
+        "--upgrade",
+        nargs="?",
+        const="today",
+        metavar="DAY",
+        help="move the cutoff to the beginning of this day, YYYY-MM-DD in UTC (default: today), "
+        "resolve every lock, and print what changed as the text of a pull request",
     )
     arguments.add_argument(
         "--unguarded",
@@ -115,6 +128,12 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
     if options.unguarded:
         return _unguarded(pins, progress)
+    if options.upgrade:
+        return _upgrade(pins, options, progress)
+    return _resolve_all(pins, options, progress)
+
+
+def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
     chosen = targets(pins, options.flavour, options.python)
     # every input is read before the first package is asked for
     for flavour, python in chosen:
@@ -138,6 +157,71 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     )
     data = {"index": source.name, "ignored": list(source.ignored), "locks": results}
     return Outcome("done" if written else "unchanged", summary, data=data)
+
+
+def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
+    """Move the cutoff and resolve every lock, or leave everything as it was."""
+    until = _midnight(options.upgrade)
+    if until <= pins.cutoff:
+        raise ForgeError(
+            f"the cutoff {_moment(pins.cutoff)} is not before {_moment(until)}",
+            expected="a later day: a cutoff that goes back would hide releases that are locked",
+            mend="edit resolver.cutoff in lock/pins.toml by hand if you mean it",
+        )
+    if options.flavour or options.python:
+        raise ForgeError(
+            "one cutoff holds for every lock",
+            expected="--upgrade without --flavour and --python",
+            mend="./forge lock --upgrade",
+        )
+    text = PINS_FILE.read_text(encoding="utf-8")
+    moved, count = _CUTOFF.subn(rf'\g<1>"{_moment(until)}"', text)
+    if count != 1:
+        raise ForgeError(
+            f"{PINS_FILE.name} has {count} lines of the form cutoff = …",
+            expected="one",
+            mend=f"edit {PINS_FILE.name} by hand",
+        )
+    before = held(existing(pins))
+    kept = {path: path.read_bytes() for path in (*LOCK_DIR.iterdir(), PAGE) if path.is_file()}
+    try:
+        write_atomic(PINS_FILE, moved)
+        outcome = _resolve_all(load(), options, progress)
+    except BaseException:
+        # a cutoff without its locks would be worse than none: also when a person stops it
+        for path, data in kept.items():
+            if path.read_bytes() != data:
+                write_atomic(path, data)
+        raise
+    words = pull_request(before, held(existing(pins)), _moment(pins.cutoff), _moment(until))
+    place = out_dir() / "lock" / "upgrade.md"
+    write_atomic(place, words)
+    summary = f"the cutoff is {_moment(until)}; the text above is in {place}"
+    return Outcome("done", summary, data=outcome.data | {"pull_request": words}, text=words)
+
+
+def _midnight(day: str) -> datetime:
+    """The beginning of a day in UTC."""
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if day == "today":
+        return today
+    try:
+        found = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise ForgeError(
+            f"{day!r} is no day",
+            expected="YYYY-MM-DD; one cutoff holds for all packages, so none can move alone",
+            mend="./forge lock --upgrade",
+        ) from error
+    if found > today:
+        raise ForgeError(
+            f"{day} has not begun", expected="a day in the past", mend="./forge lock --upgrade"
+        )
+    return found
+
+
+def _moment(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _unguarded(pins: Pins, progress: Progress) -> Outcome:
