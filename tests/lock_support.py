@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "lock"
@@ -88,7 +89,7 @@ class Index:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 index.asked.append(self.path)
-                parts = self.path.strip("/").split("/")
+                parts = unquote(self.path).strip("/").split("/")
                 if parts[0] == "simple" and parts[1] in index.pages:
                     page = {
                         "meta": {"api-version": "1.1"},

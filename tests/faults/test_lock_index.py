@@ -90,6 +90,31 @@ def test_flavour_on_top_holds_the_lock_below_line_for_line(own: Checkout) -> Non
     assert chain == ["beta", "gamma", "delta"]
 
 
+@pytest.mark.parametrize("way", ["auto", "uv"])  # auto is pip-tools where Python 3.11 is at hand
+def test_index_with_a_cpu_torch_of_its_own_changes_no_byte(own: Checkout, way: str) -> None:
+    before = own.runtime.read_bytes()
+    with good_index() as index:
+        tag = "cp311-cp311-manylinux_2_28_x86_64"
+        for version in ("2.13.0+cpu", "2.13.0+cu130", "2.99.0+cpu"):
+            index.add("torch", version, tag, requires=("beta",))
+        index.add("beta", "1.0")
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+    # the right lock or a refusal, never another lock
+    assert done.returncode in (0, 1), done.stderr
+    assert own.runtime.read_bytes() == before
+
+
+@pytest.mark.parametrize("way", ["auto", "uv"])
+def test_local_version_beside_its_release_gets_its_own_digest(own: Checkout, way: str) -> None:
+    own.runtime.unlink()
+    with good_index() as index:
+        digest = index.add("alpha", "1.0+cpu", "cp311-cp311-manylinux_2_28_x86_64")
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    alpha = next(p for p in read_lock(own.runtime) if p.name == "alpha")
+    assert (alpha.version, alpha.sha256) == ("1.0+cpu", digest)
+
+
 def test_upgrade_moves_the_cutoff_and_says_what_changed_or_changes_nothing(own: Checkout) -> None:
     (own.lock / "tools.in").unlink()  # the real tools are not on this index
     pins = own.lock / "pins.toml"
