@@ -99,7 +99,7 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
         ),
         (
             [("runtime.in", lambda t: t.replace("torch\n", "torch==2.13.0\n"))],
-            ["lock/runtime.in: [input] line 3: 'torch==2.13.0' states a version; an index's"],
+            ["lock/runtime.in: [input] line 5: 'torch==2.13.0' states a version; an index's"],
         ),
         (
             [("pins.toml", lambda t: t.replace('[libtpu]\nversion = "0.0.52"', _OLDER))],

@@ -41,7 +41,7 @@ def test_conflict_that_is_over_is_seen() -> None:
         ('states = "torch==2.14.1"\n', "", "missing 1 required positional argument: 'states'"),
         ('"torch==2.14.1"', '"torch is 2"', "Expected"),
         ('"torch==2.14.1"', "2", "has a value that is no text"),
-        ('against = "train"', 'against = "ghost"', "'ghost', which is no flavour"),
+        ('against = "runtime"', 'against = "ghost"', "'ghost', which is no flavour"),
         ('python = "3.12"', 'python = "3.9"', "Python 3.9 is not supported"),
         ("[[conflict]]", "[[conflict]", "conflicts.toml: Expected"),
     ],
