@@ -68,6 +68,12 @@ def lock_check(session: nox.Session) -> None:
 
 
 @nox.session
+def export(session: nox.Session) -> None:
+    """Write a lock in the forms that other tools read: pylock.toml, constraints, SBOM."""
+    run(session, "tpuforge.lock.export")
+
+
+@nox.session
 def fetch_wheel(session: nox.Session) -> None:
     """Fill the wheelhouse with the wheels that the lock names."""
     run(session, "tpuforge.build.wheelhouse")

@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "lock"
@@ -33,6 +35,8 @@ def wheel_bytes(name: str, version: str, tag: str, requires: tuple[str, ...] = (
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    for extra in re.findall(r"extra == '(\w+)'", metadata):
+        metadata += f"Provides-Extra: {extra}\n"
     out = BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for file, text in {
@@ -85,7 +89,7 @@ class Index:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 index.asked.append(self.path)
-                parts = self.path.strip("/").split("/")
+                parts = unquote(self.path).strip("/").split("/")
                 if parts[0] == "simple" and parts[1] in index.pages:
                     page = {
                         "meta": {"api-version": "1.1"},
@@ -204,12 +208,11 @@ def checkout(folder: Path, *, small: bool) -> Checkout:
     shutil.copytree(ROOT / "src", made.root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     made.lock.mkdir()
     for path in LOCK.iterdir():
-        if path.is_file() and not (small and path.name.endswith(("py311.txt", ".in"))):
+        # the tools that resolve stay the real, locked ones of the environment that runs the tests
+        kept = path.suffix not in (".txt", ".in", ".json") or path.name.startswith("tools")
+        if path.is_file() and (kept or not small):
             shutil.copy(path, made.lock)
     if small:
-        # the tools that resolve stay the real, locked ones of the environment that runs the tests
-        for tools in LOCK.glob("tools*"):
-            shutil.copy(tools, made.lock)
         (made.lock / "runtime.in").write_text("libtpu\ntorch\ntorch-tpu\n", encoding="utf-8")
         (made.lock / "torch-cpu.metadata").write_text(
             "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\nRequires-Dist: filelock\n",

@@ -14,8 +14,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import sha256_text
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_CONTENT = re.compile(r"^# content sha256:(?P<digest>[0-9a-f]{64})$", re.MULTILINE)
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)")
 
 
@@ -34,11 +36,22 @@ class Locked:
     sha256: str
 
 
-def read_lock(path: Path) -> list[Locked]:
+def content_digest(text: str) -> str:
+    """The number that the head of a lock gives for the lines below it.
+
+    Args:
+        text: A lock, with or without its head.
+    """
+    lines = text.splitlines(keepends=True)
+    return sha256_text("".join(line for line in lines if not line.startswith("#")))
+
+
+def read_lock(path: Path, *, as_written: bool = True) -> list[Locked]:
     """Read a lock, strictly: every package pinned by ``==``, with exactly one SHA-256.
 
     Args:
         path: A lock, such as ``lock/runtime-py311.txt``.
+        as_written: Refuse a lock whose lines are not those that its head tells of.
 
     Returns:
         Its packages, in the order of the file.
@@ -75,6 +88,9 @@ def read_lock(path: Path) -> list[Locked]:
         raise _bad(path, start, "the file ends in the middle of a line", mend)
     if not found:
         raise _bad(path, 1, "it holds no package", mend)
+    told = _CONTENT.search(text)
+    if as_written and told is not None and told["digest"] != content_digest(text):
+        raise _bad(path, 1, "it was edited by hand: its lines are not those its head tells", mend)
     return found
 
 

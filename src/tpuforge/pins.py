@@ -69,6 +69,21 @@ class TorchTpu:
 
 
 @dataclass(frozen=True)
+class Flavour:
+    """One set of packages, ``lock/<name>.in``.
+
+    Attributes:
+        name: Such as ``runtime``.
+        pythons: The Pythons it is locked for, ``X.Y``.
+        on: The flavour whose lock it holds unchanged; empty if it stands alone.
+    """
+
+    name: str
+    pythons: tuple[str, ...]
+    on: str
+
+
+@dataclass(frozen=True)
 class Suite:
     """One Debian suite.
 
@@ -121,6 +136,7 @@ class Pins:
         platform: Wheel platform tag that is resolved for.
         pythons: Supported Python versions, ``X.Y``.
         suites: Python version to the Debian suite whose python3 it is.
+        flavours: Flavours by name, each after the one it builds on.
         default_python: Python taken when none is named.
         default_flavour: Lock taken when none is named.
         default_image: Image taken when none is named.
@@ -137,6 +153,7 @@ class Pins:
     platform: str
     pythons: tuple[str, ...]
     suites: Mapping[str, str]
+    flavours: Mapping[str, Flavour]
     default_python: str
     default_flavour: str
     default_image: str
@@ -205,6 +222,7 @@ def load(path: Path = PINS_FILE) -> Pins:
         platform=resolver.text("platform", re.compile(r"manylinux_2_\d{2}_x86_64")),
         pythons=python.texts("supported", _PYTHON),
         suites=_suites(python.table("suite")),
+        flavours=_flavours(top.table("flavour")),
         default_python=default.text("python", _PYTHON),
         default_flavour=default.text("flavour", _NAME),
         default_image=default.text("image", _NAME),
@@ -231,6 +249,20 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
         )
     if pins.default_python not in pins.pythons:
         raise top.bad("default.python", pins.default_python, f"one of {', '.join(pins.pythons)}")
+    if pins.default_flavour not in pins.flavours:
+        known = ", ".join(pins.flavours)
+        raise top.bad("default.flavour", pins.default_flavour, f"one of {known}")
+    for flavour in pins.flavours.values():
+        where = f"flavour.{flavour.name}"
+        below = pins.flavours.get(flavour.on)
+        # one layer is all that is needed, and it keeps every lock one step from its base
+        if flavour.on and (below is None or below.on):
+            raise top.bad(f"{where}.on", flavour.on, "a flavour that stands alone")
+        for version in flavour.pythons:
+            if version not in pins.pythons:
+                raise top.bad(f"{where}.pythons", version, "Pythons of python.supported")
+            if below is not None and version not in below.pythons:
+                raise top.bad(f"{where}.pythons", version, f"Pythons that {below.name} has too")
     for version, suite in pins.suites.items():
         if version not in pins.pythons:
             raise top.bad(f'python.suite."{version}"', version, "a Python of python.supported")
@@ -278,6 +310,15 @@ def _libtpu(table: _Table) -> str:
 
 def _suites(table: _Table) -> dict[str, str]:
     return {key: table.text(key, _NAME) for key in table.names()}
+
+
+def _flavours(table: _Table) -> dict[str, Flavour]:
+    made = {}
+    for name in table.names():
+        one = table.table(name)
+        on = one.text("on", _NAME) if "on" in one.names() else ""
+        made[name] = one.ended(Flavour(name, one.texts("pythons", _PYTHON), on))
+    return dict(sorted(made.items(), key=lambda item: (bool(item[1].on), item[0])))
 
 
 def _debian(table: _Table) -> dict[str, Suite]:

@@ -52,14 +52,14 @@ def test_locks_are_fresh_whatever_the_place_zone_and_language(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stdout + done.stderr
     locks = json.loads(done.stdout)["data"]["locks"]
-    assert {(lock["flavour"], lock["python"]) for lock in locks} == set(existing())
+    assert {(lock["flavour"], lock["python"]) for lock in locks} == set(existing(load()))
     assert all(lock["sound"] for lock in locks)
     fresh = {lock["flavour"] for lock in locks if lock["fresh"]}
     assert fresh == {"runtime", "smoke", "simulator"}
 
 
 def test_locks_name_no_place() -> None:
-    for flavour, python in existing():
+    for flavour, python in existing(load()):
         text = lock_path(flavour, python).read_text(encoding="utf-8")
         assert "://" not in text
         assert str(ROOT) not in text

@@ -55,6 +55,95 @@ def test_lock_holds_one_file_for_the_target_and_names_no_host(locked: Checkout) 
     assert "Zoë" not in text
 
 
+def test_provenance_says_why_and_names_no_host(locked: Checkout) -> None:
+    text = locked.runtime.with_suffix(".json").read_text(encoding="utf-8")
+    entries = {entry["name"]: entry for entry in json.loads(text)["packages"]}
+    assert entries["alpha"]["why"] == ["torch-tpu", "alpha"]
+    assert entries["filelock"]["why"] == ["torch", "filelock"]
+    assert entries["alpha"]["uploaded"] == "2026-01-01T00:00:00Z"
+    assert {name for name, e in entries.items() if e["index"] == "PyTorch index"} == {"torch"}
+    assert entries.keys() == {package.name for package in read_lock(locked.runtime)}
+    assert "127.0.0.1" not in text
+
+
+def test_flavour_on_top_holds_the_lock_below_line_for_line(own: Checkout) -> None:
+    (own.lock / "dev.in").write_text("beta\n", encoding="utf-8")
+    with good_index() as index:
+        index.add("alpha", "1.5")  # newer than what runtime is locked at
+        index.add("beta", "1.0", requires=("alpha", "gamma[more]"))
+        index.add("gamma", "1.0", requires=("delta; extra == 'more'", "epsilon; extra == 'less'"))
+        index.add("delta", "1.0")
+        for way in ("auto", "uv"):
+            done = own.run("resolve", "--flavour", "dev", "--way", way, PIP_INDEX_URL=index.url)
+            assert done.returncode == 0, done.stderr
+        index.add("beta", "2.0", requires=("alpha>=1.5",))
+        (own.lock / "dev.in").write_text("beta>=2\n", encoding="utf-8")
+        refused = own.run("resolve", "--flavour", "dev", PIP_INDEX_URL=index.url)
+    assert refused.returncode == 1, refused.stderr
+    assert "found no solution of dev for Python 3.11" in refused.stderr
+    lock = own.lock / "dev-py311.txt"
+    above, below = read_lock(lock), read_lock(own.runtime)
+    assert set(below) < set(above)
+    assert {p.name for p in above} - {p.name for p in below} == {"beta", "delta", "gamma"}
+    why = json.loads(lock.with_suffix(".json").read_text(encoding="utf-8"))["packages"]
+    chain = next(entry["why"] for entry in why if entry["name"] == "delta")
+    assert chain == ["beta", "gamma", "delta"]
+
+
+@pytest.mark.parametrize("way", ["auto", "uv"])  # auto is pip-tools where Python 3.11 is at hand
+def test_index_with_a_cpu_torch_of_its_own_changes_no_byte(own: Checkout, way: str) -> None:
+    before = own.runtime.read_bytes()
+    with good_index() as index:
+        tag = "cp311-cp311-manylinux_2_28_x86_64"
+        for version in ("2.13.0+cpu", "2.13.0+cu130", "2.99.0+cpu"):
+            index.add("torch", version, tag, requires=("beta",))
+        index.add("beta", "1.0")
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+    # the right lock or a refusal, never another lock
+    assert done.returncode in (0, 1), done.stderr
+    assert own.runtime.read_bytes() == before
+
+
+@pytest.mark.parametrize("way", ["auto", "uv"])
+def test_local_version_beside_its_release_gets_its_own_digest(own: Checkout, way: str) -> None:
+    own.runtime.unlink()
+    with good_index() as index:
+        digest = index.add("alpha", "1.0+cpu", "cp311-cp311-manylinux_2_28_x86_64")
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    alpha = next(p for p in read_lock(own.runtime) if p.name == "alpha")
+    assert (alpha.version, alpha.sha256) == ("1.0+cpu", digest)
+
+
+def test_upgrade_moves_the_cutoff_and_says_what_changed_or_changes_nothing(own: Checkout) -> None:
+    (own.lock / "tools.in").unlink()  # the real tools are not on this index
+    pins = own.lock / "pins.toml"
+    text = pins.read_text(encoding="utf-8")
+    pins.write_text(text.replace("2026-11-30T00:00:00Z", "2026-05-01T00:00:00Z"), encoding="utf-8")
+    with good_index() as index:
+        assert own.run("resolve", PIP_INDEX_URL=index.url).returncode == 0
+        before = {path: path.read_bytes() for path in own.lock.iterdir()}
+        index.add("alpha", "1.3", uploaded="2026-06-01T00:00:00Z", requires=("nvidia-nccl",))
+        index.add("nvidia-nccl", "1.0", uploaded="2026-06-01T00:00:00Z")
+        upgrade = ("--upgrade", "2026-11-29")
+        refused = own.run("resolve", *upgrade, PIP_INDEX_URL=index.url)
+        assert refused.returncode == 1, refused.stderr
+        assert {path: path.read_bytes() for path in own.lock.iterdir()} == before
+        index.pages["alpha"].pop()
+        index.add("alpha", "1.3", uploaded="2026-06-01T00:00:00Z", mark="beta")
+        index.add("beta", "1.0", uploaded="2026-06-01T00:00:00Z")
+        done = own.run("resolve", *upgrade, PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        nothing = own.run("resolve", *upgrade, PIP_INDEX_URL=index.url)
+    assert "alpha | 1.0 | 1.3 | ? → ? | torch-tpu > alpha | runtime-py311 |" in done.stdout
+    assert "beta | new | 1.0 | 0 → ? | torch-tpu > alpha > beta | runtime-py311 |" in done.stdout
+    assert "2 packages changed in 1 locks" in done.stdout
+    assert 'cutoff = "2026-11-29T00:00:00Z"' in pins.read_text(encoding="utf-8")
+    assert "alpha==1.3" in own.runtime.read_text(encoding="utf-8")
+    assert nothing.returncode == 2
+    assert "is not before" in nothing.stderr
+
+
 def test_poisoned_settings_change_no_byte(own: Checkout, tmp_path: Path) -> None:
     before = own.runtime.read_bytes()
     links = tmp_path / "links"

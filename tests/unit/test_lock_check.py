@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lock_support import Checkout, checkout
+from lock_support import ROOT, Checkout, checkout
+from tpuforge.lockfile import read_lock
 
 OFFLINE = {"PIP_NO_INDEX": "1"}
 Edit = Callable[[str], str]
+_EXCEPTION = """[[allowed]]
+name = "triton"
+flavour = "runtime"
+until = 2999-01-01
+why = "tried"
+"""
 _OLDER = '[libtpu]\nversion = "0.0.51"'
 
 
@@ -48,10 +56,12 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             ],
             [
                 "lock/runtime-py311.txt: [edited] its content is not what",
-                "lock/runtime-py311.txt: nvidia-nccl: [cuda] 1 is a CUDA package",
+                "lock/runtime-py311.txt: nvidia-nccl: [cuda] 1 may not be there: it is a",
                 "lock/runtime-py311.txt: torch: [cuda] 2.13.0 without +cpu is a CUDA build",
                 "lock/runtime-py311.txt: libtpu: [pins] 0.0.51 is locked, the pins say 0.0.52",
                 "lock/runtime-py311.txt: torch: [table] its digest is not the one of",
+                "lock/runtime-py311.json: nvidia-nccl: [why] nothing says why it is in the lock",
+                "lock/runtime-py311.json: libtpu: [why] it is about 0.0.52",
                 "lock/tools-py313.txt: [edited] its content is not what",
             ],
         ),
@@ -68,8 +78,28 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             ],
         ),
         (
+            [
+                ("train-py312.txt", lambda t: t.replace("numpy==", "numpy==1!")),
+                ("dev-py312.txt", lambda t: t.replace("pytest==9", "pytest==8")),
+                ("runtime-py313.json", lambda t: t.replace('"torch-tpu",', '"tpu-torch",')),
+                ("runtime-py314.json", lambda t: t.replace("main index", "PyTorch index")),
+                ("names.toml", lambda t: t + _EXCEPTION),
+                ("names.toml", lambda t: t.replace("[refused]\n", '[refused]\npip = "tried"\n')),
+                ("train-py314.json", lambda t: t.replace("provenance/1", "provenance/0")),
+            ],
+            [
+                "lock/train-py312.txt: numpy: [layer]",
+                "lock/dev-py312.txt: [edited]",
+                "lock/runtime-py313.json: absl-py: [why] the chain tpu-torch > absl-py does not",
+                "lock/runtime-py314.json: libtpu: [why] it comes from the PyTorch index",
+                "lock/train-py314.json: [why] it is not there",
+                "lock/names.toml: triton: [name] runtime has none of it",
+                "lock/tools-py314.txt: pip: [name]",
+            ],
+        ),
+        (
             [("runtime.in", lambda t: t.replace("torch\n", "torch==2.13.0\n"))],
-            ["lock/runtime.in: [input] line 3: 'torch==2.13.0' states a version; an index's"],
+            ["lock/runtime.in: [input] line 5: 'torch==2.13.0' states a version; an index's"],
         ),
         (
             [("pins.toml", lambda t: t.replace('[libtpu]\nversion = "0.0.52"', _OLDER))],
@@ -107,17 +137,36 @@ def test_lock_without_an_input_is_a_fault(own: Checkout) -> None:
     (own.lock / "smoke.in").unlink()
     done = own.run("check", **OFFLINE)
     assert done.returncode == 1
-    assert (
-        "lock/smoke-py311.txt: [input] no .in file has its name; mend: rm lock/smoke" in done.stdout
-    )
+    assert "lock/smoke-py311.txt: [input] no .in file has its name, or" in done.stdout
+    assert "mend: rm lock/smoke-py311.txt" in done.stdout
+
+
+def test_flavours_of_one_python_agree(own: Checkout) -> None:
+    # a lock that is sound in itself: the head is the right one for what it holds
+    from tpuforge.lock.inputs import read_head, render
+
+    path = own.lock / "smoke-py311.txt"
+    found = [
+        replace(package, version="8.0") if package.name == "pytest" else package
+        for package in read_lock(path)
+    ]
+    key = read_head(path.read_text(encoding="utf-8")).inputs
+    path.write_text(render(found, key, "3.11"), encoding="utf-8")
+    why = path.with_suffix(".json")
+    number = next(p.version for p in read_lock(ROOT / "lock" / path.name) if p.name == "pytest")
+    why.write_text(why.read_text(encoding="utf-8").replace(number, "8.0"), encoding="utf-8")
+    done = own.run("check", **OFFLINE)
+    assert done.returncode == 1
+    assert "lock/smoke-py311.txt: pytest: [consistent] 8.0, and lock/dev-py311.txt" in done.stdout
 
 
 def test_unknown_flavour_python_and_lock_are_usage(own: Checkout) -> None:
+    (own.lock / "runtime-py313.txt").unlink()
     for arguments, words in (
-        (("--flavour", "pallas"), "there is no flavour 'pallas'"),
-        (("--flavour", "pallas", "--python", "all"), "there is no flavour 'pallas'"),
+        (("--flavour", "ghost"), "there is no flavour 'ghost'"),
+        (("--flavour", "ghost", "--python", "all"), "there is no flavour 'ghost'"),
         (("--python", "3.9"), "Python 3.9 is not supported"),
-        (("--python", "3.14"), "runtime-py314.txt: there is no such lock"),
+        (("--python", "3.13"), "runtime-py313.txt: there is no such lock"),
     ):
         done = own.run("check", *arguments, **OFFLINE)
         assert done.returncode == 2
@@ -137,7 +186,25 @@ def test_lock_reads_its_inputs_before_it_asks_an_index(own: Checkout) -> None:
         assert done.returncode == 1, done.stdout + done.stderr
         assert f"runtime.in, line 2: {line.split(' @')[0]}"[:28] in done.stderr.replace("'", "")
         assert words in done.stderr
-    assert own.run("resolve", "--flavour", "pallas", **OFFLINE).returncode == 2
+    assert own.run("resolve", "--flavour", "ghost", **OFFLINE).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--upgrade", "numpy"), "'numpy' is no day"),
+        (("--upgrade", "2999-01-01"), "2999-01-01 has not begun"),
+        (("--upgrade", "2026-01-01"), "is not before 2026-01-01T00:00:00Z"),
+    ],
+)
+def test_upgrade_to_an_impossible_day_is_usage(
+    own: Checkout, arguments: tuple[str, ...], words: str
+) -> None:
+    before = (own.lock / "pins.toml").read_bytes()
+    done = own.run("resolve", *arguments, **OFFLINE)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert (own.lock / "pins.toml").read_bytes() == before
 
 
 def test_lock_without_an_index_says_so(own: Checkout) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import inputs
-from tpuforge.lockfile import Locked, read_digests, read_lock
+from tpuforge.lockfile import Locked, content_digest, read_digests, read_lock
 from tpuforge.pins import load
 
 SHA = "0123456789abcdef" * 4
@@ -136,3 +136,15 @@ def test_torch_standin_is_a_wheel_that_says_what_the_real_one_says(tmp_path: Pat
             }
     fields = inputs.metadata_fields(wheel.metadata)
     assert not [need for need in fields["Requires-Dist"] if inputs.is_cuda(need.split(">")[0])]
+
+
+def test_a_lock_that_was_edited_by_hand_is_refused_wherever_it_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "runtime-py311.txt"
+    body = f"one==1 \\\n    --hash=sha256:{'0' * 64}\n"
+    path.write_text(f"# content sha256:{content_digest(body)}\n{body}", encoding="utf-8")
+    assert [package.name for package in read_lock(path)] == ["one"]
+    path.write_text(path.read_text().replace("one==1", "one==2"), encoding="utf-8")
+    with pytest.raises(ForgeError, match="edited by hand") as caught:
+        read_lock(path)
+    assert caught.value.exit_code == Exit.FAULT
+    assert read_lock(path, as_written=False)[0].version == "2"

@@ -20,6 +20,20 @@ def test_real_pins_go_together() -> None:
     assert pins.suites[pins.default_python] in pins.debian
 
 
+def test_flavours_of_the_pins_are_the_inputs_and_their_locks_are_there() -> None:
+    pins = load()
+    folder = PINS_FILE.parent
+    assert set(pins.flavours) == {path.stem for path in folder.glob("*.in")}
+    locks = {
+        f"{flavour.name}-py{python.replace('.', '')}.txt"
+        for flavour in pins.flavours.values()
+        for python in flavour.pythons
+    }
+    assert locks == {path.name for path in folder.glob("*-py3*.txt")}
+    names = list(pins.flavours)
+    assert all(names.index(f.on) < names.index(f.name) for f in pins.flavours.values() if f.on)
+
+
 def test_unsupported_python_is_refused() -> None:
     with pytest.raises(ForgeError, match=r"Python 3\.9 is not supported") as caught:
         load().python("3.9")
@@ -48,6 +62,20 @@ def test_unsupported_python_is_refused() -> None:
         ('[libtpu]\nversion = "0.0.52"', "[libtpu]", "libtpu.version is missing"),
         ('torch = ">=2.11.0,<=2.15.0"', 'torch = "about 2"', "torch_tpu.torch is"),
         ("[torch]", "[torch", "is not TOML"),
+        ('flavour = "runtime"', 'flavour = "ghost"', "default.flavour is ghost"),
+        ("[flavour.smoke]", '[flavour.smoke]\non = "ghost"', "flavour.smoke.on is ghost"),
+        ("[flavour.smoke]", '[flavour.smoke]\non = "train"', "flavour.smoke.on is train"),
+        ("[flavour.smoke]", "[flavour.smoke]\nof = 1", "flavour.smoke.of is an unknown key"),
+        (
+            '[flavour.smoke]\npythons = ["3.11"',
+            '[flavour.smoke]\npythons = ["3.10"',
+            "flavour.smoke.pythons is 3.10",
+        ),
+        (
+            '[flavour.runtime]\npythons = ["3.11", ',
+            "[flavour.runtime]\npythons = [",
+            "flavour.dev.pythons is 3.11",
+        ),
     ],
 )
 def test_bad_pin_is_refused_by_name(tmp_path: Path, old: str, new: str, words: str) -> None:

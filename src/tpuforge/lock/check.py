@@ -10,42 +10,46 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock import provenance
+from tpuforge.lock.conflicts import CONFLICTS_FILE, Conflict, load_conflicts, moved, over
 from tpuforge.lock.inputs import (
     LOCK_DIR,
     TORCH_METADATA,
-    check_flavour,
+    base_packages,
     constraints,
     existing,
     flavours,
+    held_torch,
     inputs_key,
     is_cuda,
     lock_path,
     metadata_fields,
     read_head,
-    read_input,
     render,
+    requirements,
     torch_wheel,
     wheel_metadata,
 )
+from tpuforge.lock.names import NAMES_FILE, load_names
 from tpuforge.lock.resolve import describe_changes, say_ignored, targets
-from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep
+from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep, workspace
 from tpuforge.lock.sources import UnreachableError, read_source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import (
     exclusive,
     out_dir,
     read_json,
-    sha256_file,
     sha256_text,
     sha256_tree,
     write_json,
@@ -56,6 +60,7 @@ from tpuforge.verb import Outcome, parser, run_verb
 _VERB = "lock_check"
 _STAMP_SCHEMA = "tpuforge.lock-proofs/1"
 _BESIDE = ("smoke", "simulator")
+_APART = "tools"
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ class Fault:
     Attributes:
         file: The file it stands in, such as ``lock/runtime-py311.txt``.
         package: The package, if it is about one.
-        rule: ``input``, ``format``, ``edited``, ``stale``, ``pins``, ``cuda``, ``table`` or
-            ``fresh``.
+        rule: ``input``, ``format``, ``edited``, ``stale``, ``layer``, ``consistent``, ``why``,
+            ``pins``, ``cuda``, ``name``, ``table``, ``compatible`` or ``fresh``.
         found: What was found, in one sentence.
         mend: The command or act that mends it.
     """
@@ -110,22 +115,34 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
     chosen = _chosen(pins, options.flavour, options.python)
     faults: list[Fault] = []
-    everything = list(dict.fromkeys([*chosen, *existing()]))
+    everything = list(dict.fromkeys([*chosen, *existing(pins)]))
     sound = set()
     for target in everything:
         found = judge(pins, *target)
         faults += found
         if not found:
             sound.add(target)
+    faults += _consistent(sound)
     for python in pins.pythons:
         faults += _table(pins, python)
-    faults += _orphans()
+    faults += _orphans(pins)
+    conflicts = load_conflicts(pins)
+    faults += [
+        _compatible(conflict, why)
+        for conflict in conflicts
+        if (why := _over(conflict, existing(pins)))
+    ]
+    faults += _needless(sound)
     proofs = _Proofs(pins)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}")):
         due = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
         unjudged = _prove(pins, due, proofs, faults, progress)
+        if options.flavour == "all" and not unjudged:
+            unjudged = _ask_conflicts(
+                pins, conflicts, proofs, faults, progress, again=options.again
+            )
     faults = list(dict.fromkeys(faults))
     for flavour, python in everything:
         proof = proofs.of(flavour, python)
@@ -165,26 +182,64 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
 def _chosen(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[str, str]]:
     """The locks whose freshness is proven: what was asked for, and what every image needs."""
     if flavour == "all" or python == "all":
-        names = flavours() if flavour in (None, "all") else [check_flavour(str(flavour))]
-        pythons = pins.pythons if python in (None, "all") else [pins.python(python)]
-        found = [target for target in existing() if target[0] in names and target[1] in pythons]
-        if not found:
-            raise ForgeError(
-                "there is no such lock",
-                expected=f"a lock of {', '.join(names)} for Python {', '.join(pythons)}",
-                mend=f"./forge lock --flavour {flavour or 'all'} --python {python or 'all'}",
-            )
-        return found
+        return targets(pins, flavour or "all", python or "all")
     asked = targets(pins, flavour or pins.default_flavour, python or pins.default_python)
-    beside = [(name, asked[0][1]) for name in _BESIDE if name in flavours()]
+    beside = [(name, asked[0][1]) for name in _BESIDE if name in flavours(pins)]
     return list(dict.fromkeys([*asked, *beside]))
 
 
-def _orphans() -> list[Fault]:
+def _over(conflict: Conflict, locks: Sequence[tuple[str, str]]) -> str:
+    """Why a conflict is over; nothing where the lock in question is not there."""
+    return over(conflict) if (conflict.against, conflict.python) in locks else ""
+
+
+def _compatible(conflict: Conflict, why: str) -> Fault:
+    mend = f"see whether {conflict.flavour} can be locked now; if not, mend the entry"
+    return Fault(f"lock/{CONFLICTS_FILE.name}", conflict.name, "compatible", why, mend)
+
+
+def _ask_conflicts(
+    pins: Pins,
+    conflicts: Sequence[Conflict],
+    proofs: _Proofs,
+    faults: list[Fault],
+    progress: Progress,
+    *,
+    again: bool,
+) -> str:
+    """Ask the index about each package that stands in a conflict, once.
+
+    Returns:
+        Why it could not be judged; empty if it was.
+    """
+    source = None
+    for name in dict.fromkeys(conflict.name for conflict in conflicts):
+        mine = [conflict for conflict in conflicts if conflict.name == name]
+        key = sha256_text(pins.cutoff.isoformat(), *map(repr, mine))
+        if not again and proofs.held(f"conflict {name}", key):
+            continue
+        source = source or read_source(Path(sys.executable))
+        job = Job(pins, mine[0].against, mine[0].python, source)
+        started = time.monotonic()
+        try:
+            with progress.step(f"asking whether {name} still conflicts"), workspace() as work:
+                why = moved(job, mine, work)
+        except UnreachableError as error:
+            return error.found
+        if why:
+            faults.append(_compatible(mine[0], why))
+        else:
+            seconds = time.monotonic() - started
+            proofs.keep(f"conflict {name}", key, "pip", source.name, seconds)
+    return ""
+
+
+def _orphans(pins: Pins) -> list[Fault]:
     """Locks that no input can renew."""
-    known = {lock_path(*target) for target in existing()}
+    known = {lock_path(*target) for target in existing(pins)}
+    what = "no .in file has its name, or the pins do not lock it for this Python"
     return [
-        Fault(f"lock/{path.name}", "", "input", "no .in file has its name", f"rm lock/{path.name}")
+        Fault(f"lock/{path.name}", "", "input", what, f"rm lock/{path.name}")
         for path in sorted(LOCK_DIR.glob("*.txt"))
         if path not in known
     ]
@@ -218,14 +273,20 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
             mend=again,
         )
     try:
-        read_input(LOCK_DIR / f"{flavour}.in", constraints(pins))
+        names = [canonicalize_name(one.name) for one in requirements(pins, flavour)]
     except ForgeError as error:
         where, _, what = error.found.partition(", ")
         return [Fault(f"lock/{where}", "", "input", what, error.mend)]
     try:
-        packages = read_lock(path)
+        # an edited lock is judged like any other, and more can be wrong with it
+        packages = read_lock(path, as_written=False)
     except ForgeError as error:
         return [Fault(file, "", "format", error.found.removeprefix(f"{path.name}, "), again)]
+    try:
+        base = base_packages(pins, flavour, python)
+    except ForgeError as error:
+        what = f"the lock it builds on cannot be read: {error.found}"
+        return [Fault(file, "", "layer", what, again)]
     try:
         key = inputs_key(pins, flavour, python, [package.name for package in packages])
     except ForgeError as error:
@@ -238,18 +299,81 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
     if head.inputs != key:
         what = f"lock/{flavour}.in, the pins or the table of torch changed since it was written"
         faults.append(Fault(file, "", "stale", what, again))
-    return faults + _contents(pins, python, file, packages, again)
+    faults += [
+        Fault(file, p.name, "layer", f"{p.version} of the lock it builds on is not in it", again)
+        for p in base
+        if p not in packages
+    ]
+    faults += _why(flavour, python, packages, names, again)
+    return faults + _contents(pins, flavour, python, packages, again)
+
+
+def _why(
+    flavour: str,
+    python: str,
+    packages: Sequence[Locked],
+    inputs: Collection[str],
+    again: str,
+) -> list[Fault]:
+    """Judge the file beside a lock that says where each package comes from and why."""
+    file = f"lock/{provenance.path_of(flavour, python).name}"
+    entries = provenance.read(flavour, python)
+    if not entries:
+        return [Fault(file, "", "why", "it is not there, or of another form", again)]
+    faults = []
+    for name in sorted(entries.keys() - {package.name for package in packages}):
+        faults.append(Fault(file, name, "why", "it is not in the lock", again))
+    for package in packages:
+        name, entry = package.name, entries.get(package.name)
+        if entry is None:
+            faults.append(Fault(file, name, "why", "nothing says why it is in the lock", again))
+            continue
+        chain = entry["why"]
+        if (entry["version"], entry["sha256"]) != (package.version, package.sha256):
+            faults.append(Fault(file, name, "why", f"it is about {entry['version']}", again))
+        if chain[-1:] != [name] or chain[0] not in inputs or not set(chain) <= entries.keys():
+            what = f"the chain {' > '.join(chain)} does not lead from an input to it"
+            faults.append(Fault(file, name, "why", what, again))
+        index = provenance.PYTORCH if name == "torch" else provenance.MAIN
+        if entry["index"] != index:
+            what = f"it comes from the {entry['index']}; from there the pins take torch alone"
+            faults.append(Fault(file, name, "why", what, again))
+    return faults
+
+
+def _consistent(sound: Iterable[tuple[str, str]]) -> list[Fault]:
+    """One release of a package for all flavours of a Python, or what runs together may not agree.
+
+    The tools never share an environment with a flavour.
+    """
+    seen: dict[tuple[str, str], tuple[str, Locked]] = {}
+    faults = []
+    for flavour, python in sorted(sound):
+        if flavour == _APART:
+            continue
+        name = f"lock/{lock_path(flavour, python).name}"
+        for package in read_lock(lock_path(flavour, python)):
+            first, other = seen.setdefault((python, package.name), (name, package))
+            if other != package:
+                what = f"{package.version}, and {first} has {other.version}, or another file of it"
+                mend = f"./forge lock --flavour all --python {python}"
+                faults.append(Fault(name, package.name, "consistent", what, mend))
+    return faults
 
 
 def _contents(
-    pins: Pins, python: str, file: str, packages: Sequence[Locked], again: str
+    pins: Pins, flavour: str, python: str, packages: Sequence[Locked], again: str
 ) -> list[Fault]:
     faults = []
+    file = f"lock/{lock_path(flavour, python).name}"
     pinned = constraints(pins)
+    names = load_names()
     for package in packages:
         name, number = package.name, package.version
-        if is_cuda(name):
-            faults.append(Fault(file, name, "cuda", f"{number} is a CUDA package", again))
+        why = names.refusal(name, flavour)
+        if why:
+            rule = "cuda" if is_cuda(name) else "name"
+            faults.append(Fault(file, name, rule, f"{number} may not be there: {why}", again))
         if name == "torch" and Version(number).local != pins.torch.local:
             what = f"{number} without +{pins.torch.local} is a CUDA build"
             faults.append(Fault(file, name, "cuda", what, again))
@@ -262,22 +386,30 @@ def _contents(
     return faults
 
 
+def _needless(sound: Collection[tuple[str, str]]) -> list[Fault]:
+    """Exceptions that no lock needs: they would let CUDA in unseen later on."""
+    held = {
+        (package.name, flavour)
+        for flavour, python in sound
+        for package in read_lock(lock_path(flavour, python))
+    }
+    mend = "remove the entry"
+    return [
+        Fault(f"lock/{NAMES_FILE.name}", one.name, "name", f"{one.flavour} has none of it", mend)
+        for one in load_names().allowed
+        if (one.name, one.flavour) not in held
+    ]
+
+
 def _table(pins: Pins, python: str, folders: Sequence[Path] = ()) -> list[Fault]:
     """Judge torch's digest and metadata for a Python, against the real wheel where it is held."""
     try:
         torch = torch_wheel(pins, python)
     except ForgeError as error:
         return [Fault("lock/torch-cpu.sha256", "torch", "table", error.found, error.mend)]
-    # the wheelhouse holds a file only once its digest was verified; elsewhere it is verified here
-    held = out_dir() / "wheelhouse" / torch.sha256 / torch.file
-    wheels = [held] if held.is_file() else []
-    wheels += [
-        folder / torch.file
-        for folder in folders
-        if (folder / torch.file).is_file() and sha256_file(folder / torch.file) == torch.sha256
-    ]
     stated = metadata_fields(torch.metadata)
-    for wheel in wheels[:1]:
+    wheel = held_torch(torch, folders)
+    if wheel is not None:
         real = metadata_fields(wheel_metadata(wheel))
         if real != stated:
             which = ", ".join(field for field in real if real[field] != stated[field])
@@ -305,7 +437,8 @@ class _Proofs:
         )
         held = read_json(self._path)
         fits = isinstance(held, dict) and held.get("schema") == _STAMP_SCHEMA
-        self._held: dict[str, Any] = held["proofs"] if fits else {}
+        proofs = held.get("proofs") if fits else None
+        self._held: dict[str, Any] = proofs if isinstance(proofs, dict) else {}
 
     def _key(self, flavour: str, python: str) -> str:
         path = lock_path(flavour, python)
@@ -315,17 +448,27 @@ class _Proofs:
 
     def of(self, flavour: str, python: str) -> dict[str, Any]:
         """The proof of a lock, if there is one and nothing that it depends on changed."""
-        held = self._held.get(lock_path(flavour, python).stem)
         try:
-            fits = isinstance(held, dict) and held.get("key") == self._key(flavour, python)
+            key = self._key(flavour, python)
         except (ForgeError, OSError):
             return {}
+        return self.held(lock_path(flavour, python).stem, key)
+
+    def held(self, name: str, key: str) -> dict[str, Any]:
+        """The proof of this name, if it was made from this key."""
+        held = self._held.get(name)
+        fits = isinstance(held, dict) and held.get("key") == key
         return dict(held) if fits and held is not None else {}
 
     def add(self, flavour: str, python: str, way: str, index: str, seconds: float) -> None:
+        """Keep the proof of a lock."""
+        key = self._key(flavour, python)
+        self.keep(lock_path(flavour, python).stem, key, way, index, seconds)
+
+    def keep(self, name: str, key: str, way: str, index: str, seconds: float) -> None:
         """Keep a proof."""
-        self._held[lock_path(flavour, python).stem] = {
-            "key": self._key(flavour, python),
+        self._held[name] = {
+            "key": key,
             "proven": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "way": way,
             "index": index,

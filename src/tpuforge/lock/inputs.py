@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -20,8 +20,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lockfile import Locked, read_digests
-from tpuforge.paths import ROOT, sha256_text
+from tpuforge.lockfile import Locked, content_digest, read_digests, read_lock
+from tpuforge.paths import ROOT, out_dir, sha256_file, sha256_text
 from tpuforge.pins import Pins
 
 LOCK_DIR = ROOT / "lock"
@@ -58,37 +58,81 @@ def lock_path(flavour: str, python: str) -> Path:
     return LOCK_DIR / f"{flavour}-py{python.replace('.', '')}.txt"
 
 
-def flavours() -> list[str]:
-    """The flavours that have an input, by name."""
-    return sorted(path.stem for path in LOCK_DIR.glob("*.in"))
-
-
-def check_flavour(name: str) -> str:
-    """A flavour that has an input.
+def flavours(pins: Pins) -> list[str]:
+    """The flavours that have an input, each after the one it builds on.
 
     Args:
+        pins: The pins.
+    """
+    return [name for name in pins.flavours if (LOCK_DIR / f"{name}.in").exists()]
+
+
+def check_flavour(pins: Pins, name: str) -> str:
+    """A flavour that has an input and stands in the pins.
+
+    Args:
+        pins: The pins.
         name: What the user asked for.
 
     Raises:
-        ForgeError: If there is no such input.
+        ForgeError: If there is no such flavour.
     """
-    if name not in flavours():
+    if name not in flavours(pins):
         raise ForgeError(
             f"there is no flavour {name!r}",
-            expected=f"one of {', '.join(flavours())}, or all",
-            mend=f"write lock/{name}.in if you mean a new one: docs/lock.md",
+            expected=f"one of {', '.join(flavours(pins))}, or all",
+            mend=f"write lock/{name}.in and [flavour.{name}] in lock/pins.toml if you mean a new "
+            "one: docs/lock.md",
         )
     return name
 
 
-def existing() -> list[tuple[str, str]]:
-    """Flavour and Python of every lock that stands in ``lock/``, by name."""
-    found = []
-    for path in sorted(LOCK_DIR.glob("*-py3*.txt")):
-        flavour, _, python = path.stem.rpartition("-py3")
-        if flavour in flavours() and python.isdigit():
-            found.append((flavour, f"3.{python}"))
-    return found
+def existing(pins: Pins) -> list[tuple[str, str]]:
+    """Flavour and Python of every lock that stands in ``lock/``, each after what it builds on.
+
+    Args:
+        pins: The pins.
+    """
+    return [
+        (flavour, python)
+        for flavour in flavours(pins)
+        for python in pins.flavours[flavour].pythons
+        if lock_path(flavour, python).exists()
+    ]
+
+
+def requirements(pins: Pins, flavour: str) -> list[Requirement]:
+    """What a flavour asks for: its own input, and that of the flavour it builds on.
+
+    Args:
+        pins: The pins.
+        flavour: Such as ``train``.
+
+    Raises:
+        ForgeError: If an input is bad; exit code 1.
+    """
+    pinned = constraints(pins)
+    on = pins.flavours[flavour].on
+    found = {}
+    for name in filter(None, (on, flavour)):
+        for requirement in read_input(LOCK_DIR / f"{name}.in", pinned):
+            found[str(requirement)] = requirement
+    return list(found.values())
+
+
+def base_packages(pins: Pins, flavour: str, python: str) -> list[Locked]:
+    """The lock that a flavour holds unchanged; nothing if it stands alone.
+
+    Args:
+        pins: The pins.
+        flavour: Such as ``train``.
+        python: ``X.Y``.
+
+    Raises:
+        ForgeError: If that lock is missing or malformed.
+    """
+    on = pins.flavours[flavour].on
+    return read_lock(lock_path(on, python)) if on else []
 
 
 def constraints(pins: Pins) -> dict[str, str]:
@@ -243,6 +287,24 @@ def torch_wheel(pins: Pins, python: str) -> TorchWheel:
     )
 
 
+def held_torch(wheel: TorchWheel, folders: Sequence[Path] = ()) -> Path | None:
+    """The real wheel of torch, where the wheelhouse or a folder of the user's holds it.
+
+    Args:
+        wheel: Which torch.
+        folders: Folders of wheels; a file there counts if it has the digest of the table.
+    """
+    # the wheelhouse holds a file only once its digest was verified
+    held = out_dir() / "wheelhouse" / wheel.sha256 / wheel.file
+    if held.is_file():
+        return held
+    for folder in folders:
+        file = folder / wheel.file
+        if file.is_file() and sha256_file(file) == wheel.sha256:
+            return file
+    return None
+
+
 def _torch_metadata(pins: Pins) -> str:
     text = TORCH_METADATA.read_text(encoding="utf-8")
     fields = metadata_fields(text)
@@ -326,9 +388,9 @@ def inputs_key(pins: Pins, flavour: str, python: str, reached: Iterable[str]) ->
         ForgeError: If the input or the table is bad.
     """
     decided = constraints(pins)
-    names = read_input(LOCK_DIR / f"{flavour}.in", decided)
     parts = [_FORMAT, python, pins.platform, pins.cutoff.isoformat()]
-    parts += sorted(str(requirement) for requirement in names)
+    parts += sorted(str(requirement) for requirement in requirements(pins, flavour))
+    parts += [f"{p.name}=={p.version} {p.sha256}" for p in base_packages(pins, flavour, python)]
     present = sorted(decided.keys() & set(reached))
     parts += [f"{name}=={decided[name]}" for name in present]
     if "torch" in present:
@@ -353,7 +415,7 @@ def render(packages: Iterable[Locked], key: str, python: str) -> str:
     return (
         f"# Python {python}. Written by forge lock; what the two numbers prove: docs/lock.md.\n"
         f"# inputs sha256:{key}\n"
-        f"# content sha256:{sha256_text(body)}\n"
+        f"# content sha256:{content_digest(body)}\n"
         f"{body}"
     )
 
@@ -380,8 +442,7 @@ def read_head(text: str) -> Head:
     found: Mapping[str, str] = {
         m["what"]: m["digest"] for line in text.splitlines() if (m := _HEAD.fullmatch(line))
     }
-    body = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
-    return Head(found.get("inputs", ""), found.get("content") == sha256_text(body))
+    return Head(found.get("inputs", ""), found.get("content") == content_digest(text))
 
 
 def needs(requirement: str, python: str) -> str | None:
@@ -392,6 +453,17 @@ def needs(requirement: str, python: str) -> str | None:
         python: ``X.Y`` of the target, a Linux on x86-64.
     """
     parsed = Requirement(requirement)
+    return canonicalize_name(parsed.name) if holds(parsed, python) else None
+
+
+def holds(requirement: Requirement, python: str, extras: Iterable[str] = ()) -> bool:
+    """Whether a ``Requires-Dist`` holds on the target.
+
+    Args:
+        requirement: One ``Requires-Dist``.
+        python: ``X.Y`` of the target, a Linux on x86-64.
+        extras: The extras that are asked for.
+    """
     environment = {
         **{key: str(value) for key, value in default_environment().items()},
         "python_version": python,
@@ -402,8 +474,8 @@ def needs(requirement: str, python: str) -> str | None:
         "sys_platform": "linux",
         "platform_system": "Linux",
         "platform_machine": "x86_64",
-        "extra": "",
     }
-    if parsed.marker is not None and not parsed.marker.evaluate(environment):
-        return None
-    return canonicalize_name(parsed.name)
+    marker = requirement.marker
+    if marker is None:
+        return True
+    return any(marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras))

@@ -8,33 +8,52 @@ without ``--renew``: an index that was swapped or tampered with looks just like 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock.changes import held, pull_request
+from tpuforge.lock.compatibility import PAGE, UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
 from tpuforge.lock.inputs import (
     LOCK_DIR,
+    base_packages,
     check_flavour,
-    constraints,
     existing,
     flavours,
+    held_torch,
     inputs_key,
+    is_cuda,
     lock_path,
     read_head,
-    read_input,
     render,
+    requirements,
     torch_wheel,
 )
-from tpuforge.lock.resolver import WAYS, Job, resolve, sweep, verify, workspace
+from tpuforge.lock.provenance import Listed, document, listed, path_of, read
+from tpuforge.lock.resolver import (
+    WAYS,
+    Job,
+    Resolved,
+    home_python,
+    resolve,
+    resolve_unguarded,
+    sweep,
+    verify,
+    workspace,
+)
 from tpuforge.lock.sources import Source, read_source
 from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import exclusive, out_dir, write_atomic
-from tpuforge.pins import Pins, load
+from tpuforge.paths import exclusive, out_dir, read_json, write_atomic, write_json
+from tpuforge.pins import PINS_FILE, Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
 
 _VERB = "lock"
+_CUTOFF = re.compile(r"^(cutoff = )\"[^\"]*\"$", re.MULTILINE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +74,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument(
         "--way", choices=WAYS, default="auto", help="the resolver: pip-tools where possible"
     )
+    arguments.add_argument(
+        "--upgrade",
+        nargs="?",
+        const="today",
+        metavar="DAY",
+        help="move the cutoff to the beginning of this day, YYYY-MM-DD in UTC (default: today), "
+        "resolve every lock, and print what changed as the text of a pull request",
+    )
+    arguments.add_argument(
+        "--unguarded",
+        action="store_true",
+        help="only measure what the closures would be with torch's CUDA build, for the docs",
+    )
     return run_verb(_VERB, arguments, _lock, argv)
 
 
@@ -71,21 +103,41 @@ def targets(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[s
         default one if there is none yet.
 
     Raises:
-        ForgeError: For a flavour or a Python that does not exist.
+        ForgeError: For a flavour or a Python that does not exist, or not together.
     """
     if flavour is None and python is None:
-        return existing() or [(pins.default_flavour, pins.default_python)]
-    names = flavours() if flavour in (None, "all") else [check_flavour(str(flavour))]
+        return existing(pins) or [(pins.default_flavour, pins.default_python)]
+    names = flavours(pins) if flavour in (None, "all") else [check_flavour(pins, str(flavour))]
     pythons = list(pins.pythons) if python == "all" else [pins.python(python)]
-    return [(name, number) for name in names for number in pythons]
+    found = [
+        (name, number)
+        for name in names
+        for number in pythons
+        if number in pins.flavours[name].pythons
+    ]
+    if not found:
+        raise ForgeError(
+            f"{', '.join(names)} is not locked for Python {', '.join(pythons)}",
+            expected=f"one of {', '.join(pins.flavours[names[0]].pythons)}",
+            mend=f"see [flavour.{names[0]}] in lock/pins.toml, and docs/compatibility.md",
+        )
+    return found
 
 
 def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
+    if options.unguarded:
+        return _unguarded(pins, progress)
+    if options.upgrade:
+        return _upgrade(pins, options, progress)
+    return _resolve_all(pins, options, progress)
+
+
+def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
     chosen = targets(pins, options.flavour, options.python)
     # every input is read before the first package is asked for
     for flavour, python in chosen:
-        read_input(LOCK_DIR / f"{flavour}.in", constraints(pins))
+        requirements(pins, flavour)
         torch_wheel(pins, python)
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
@@ -96,6 +148,7 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
             Job(pins, *chosen[0], source).probe()
         for target in chosen:
             results.append(_one(Job(pins, *target, source), options, progress))
+        write_page(pins)
     written = [result["file"] for result in results if result["changed"]]
     summary = (
         f"wrote {', '.join(map(str, written))}; review it: git diff lock/"
@@ -104,6 +157,108 @@ def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
     )
     data = {"index": source.name, "ignored": list(source.ignored), "locks": results}
     return Outcome("done" if written else "unchanged", summary, data=data)
+
+
+def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
+    """Move the cutoff and resolve every lock, or leave everything as it was."""
+    until = _midnight(options.upgrade)
+    if until <= pins.cutoff:
+        raise ForgeError(
+            f"the cutoff {_moment(pins.cutoff)} is not before {_moment(until)}",
+            expected="a later day: a cutoff that goes back would hide releases that are locked",
+            mend="edit resolver.cutoff in lock/pins.toml by hand if you mean it",
+        )
+    if options.flavour or options.python:
+        raise ForgeError(
+            "one cutoff holds for every lock",
+            expected="--upgrade without --flavour and --python",
+            mend="./forge lock --upgrade",
+        )
+    text = PINS_FILE.read_text(encoding="utf-8")
+    moved, count = _CUTOFF.subn(rf'\g<1>"{_moment(until)}"', text)
+    if count != 1:
+        raise ForgeError(
+            f"{PINS_FILE.name} has {count} lines of the form cutoff = …",
+            expected="one",
+            mend=f"edit {PINS_FILE.name} by hand",
+        )
+    before = held(existing(pins))
+    kept = {path: path.read_bytes() for path in (*LOCK_DIR.iterdir(), PAGE) if path.is_file()}
+    try:
+        write_atomic(PINS_FILE, moved)
+        outcome = _resolve_all(load(), options, progress)
+    except BaseException:
+        # a cutoff without its locks would be worse than none: also when a person stops it
+        for path, data in kept.items():
+            if path.read_bytes() != data:
+                write_atomic(path, data)
+        raise
+    words = pull_request(before, held(existing(pins)), _moment(pins.cutoff), _moment(until))
+    place = out_dir() / "lock" / "upgrade.md"
+    write_atomic(place, words)
+    summary = f"the cutoff is {_moment(until)}; the text above is in {place}"
+    return Outcome("done", summary, data=outcome.data | {"pull_request": words}, text=words)
+
+
+def _midnight(day: str) -> datetime:
+    """The beginning of a day in UTC."""
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if day == "today":
+        return today
+    try:
+        found = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise ForgeError(
+            f"{day!r} is no day",
+            expected="YYYY-MM-DD; one cutoff holds for all packages, so none can move alone",
+            mend="./forge lock --upgrade",
+        ) from error
+    if found > today:
+        raise ForgeError(
+            f"{day} has not begun", expected="a day in the past", mend="./forge lock --upgrade"
+        )
+    return found
+
+
+def _moment(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _unguarded(pins: Pins, progress: Progress) -> Outcome:
+    """Measure each flavour with torch as a plain resolver would bring it."""
+    source = read_source(Path(sys.executable))
+    python = pins.default_python
+    measured = {}
+    with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
+        sweep()
+        for flavour in with_torch(pins, python):
+            job = Job(pins, flavour, python, source)
+            with progress.step(f"resolving {job.what} without the guard"), workspace() as work:
+                packages = resolve_unguarded(job)
+                files = listed(source, home_python(), packages, work)
+            sizes = {p.name: _size(files, p, source) for p in packages}
+            cuda = [name for name in sizes if is_cuda(name)]
+            measured[flavour] = {
+                "packages": len(sizes),
+                "bytes": sum(sizes.values()),
+                "cuda_packages": len(cuda),
+                "cuda_bytes": sum(sizes[name] for name in cuda),
+            }
+        write_json(UNGUARDED, {"schema": UNGUARDED_SCHEMA, "python": python, "flavours": measured})
+        write_page(pins)
+    summary = f"measured {', '.join(measured)} for Python {python}: docs/compatibility.md"
+    return Outcome("done", summary, data=measured)
+
+
+def _size(files: Mapping[str, Listed], package: Locked, source: Source) -> int:
+    size = files[package.sha256].size if package.sha256 in files else None
+    if size is None:
+        raise ForgeError(
+            f"{source.name} does not list the size of {package.name} {package.version}",
+            expected="sizes (PEP 700): a sum without one would be too small",
+            mend="measure it with another index: pip config list",
+        )
+    return size
 
 
 def say_ignored(source: Source, progress: Progress) -> None:
@@ -135,19 +290,68 @@ def _one(job: Job, options: argparse.Namespace, progress: Progress) -> dict[str,
         "changed": text != before,
         "bytes_verified": 0,
     }
-    if text == before:
-        return result
-    known = _trusted(path, before)
-    if known and not options.renew:
-        same_inputs = read_head(before).inputs == _key(job, known)
-        _refuse_contradiction(path, known, fresh.packages, same_inputs, job.source.name)
-    new = [p for p in fresh.packages if p not in known and p.name != "torch" and not _held(p)]
-    if new:
-        with workspace() as work, progress.step(f"verifying {len(new)} new files of {path.name}"):
-            result["bytes_verified"] = count = verify(job, new, work)
-            progress.advance(count)
-    write_atomic(path, text)
+    if text != before:
+        result["bytes_verified"] = _verify_new(
+            job, before, fresh.packages, renew=options.renew, progress=progress
+        )
+    with progress.step(f"writing why each package is in {path.name}"):
+        why = _provenance(job, fresh)
+    # before the lock: whoever sees the new lock sees its provenance too
+    if why != read_json(path_of(job.flavour, job.python)):
+        write_json(path_of(job.flavour, job.python), why)
+        result["changed"] = True
+    if text != before:
+        write_atomic(path, text)
     return result
+
+
+def _verify_new(
+    job: Job, before: str, packages: Sequence[Locked], *, renew: bool, progress: Progress
+) -> int:
+    """Refuse what contradicts the present lock, and verify the files that are new to it.
+
+    Returns:
+        Bytes downloaded.
+    """
+    path = lock_path(job.flavour, job.python)
+    known = _trusted(path, before)
+    if known and not renew:
+        same_inputs = read_head(before).inputs == _key(job, known)
+        _refuse_contradiction(path, known, packages, same_inputs, job.source.name)
+    # what the lock below holds was verified when it entered there
+    verified = [*known, *base_packages(job.pins, job.flavour, job.python)]
+    new = [p for p in packages if p not in verified and p.name != "torch" and not _held(p)]
+    if not new:
+        return 0
+    with workspace() as work, progress.step(f"verifying {len(new)} new files of {path.name}"):
+        count = verify(job, new, work)
+        progress.advance(count)
+    return count
+
+
+def _provenance(job: Job, fresh: Resolved) -> dict[str, Any]:
+    """The provenance of a lock; what is known about a file already is not asked again."""
+    known: dict[str, Listed] = {}
+    for flavour in filter(None, (job.pins.flavours[job.flavour].on, job.flavour)):
+        for entry in read(flavour, job.python).values():
+            known[entry["sha256"]] = Listed(entry["bytes"], entry["uploaded"])
+    unknown = [p for p in fresh.packages if p.sha256 not in known and p.name != "torch"]
+    if unknown:
+        with workspace() as work:
+            known |= listed(job.source, home_python(), unknown, work)
+    torch = torch_wheel(job.pins, job.python)
+    wheel = held_torch(torch, job.source.folders)
+    if wheel is not None:
+        # the PyTorch index lists no upload times
+        known[torch.sha256] = Listed(wheel.stat().st_size, None)
+    return document(
+        job.pins,
+        job.flavour,
+        job.python,
+        packages=fresh.packages,
+        metadata=fresh.metadata,
+        files=known,
+    )
 
 
 def _key(job: Job, packages: Sequence[Locked]) -> str:

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,17 @@ from packaging.version import Version
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import (
-    LOCK_DIR,
+    base_packages,
     constraints,
-    is_cuda,
     lock_path,
+    metadata_fields,
     needs,
     platforms,
-    read_input,
+    requirements,
     torch_wheel,
     write_standin,
 )
+from tpuforge.lock.names import load_names
 from tpuforge.lock.sources import Source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import out_dir, sha256_text
@@ -72,10 +74,12 @@ class Resolved:
 
     Attributes:
         packages: What goes into the lock, by name.
+        metadata: What they say about themselves, in the JSON form of PEP 566, by name.
         way: ``pip-tools`` or ``uv``.
     """
 
     packages: tuple[Locked, ...]
+    metadata: Mapping[str, Mapping[str, Any]]
     way: str
 
 
@@ -220,7 +224,7 @@ class Job:
             words: Program and arguments.
             work: The child's folder.
         """
-        return run(words, timeout=_TIME_LIMIT_S, env=self.source.env(), cwd=work, check=False)
+        return self.source.run(words, _TIME_LIMIT_S, work)
 
     def probe(self) -> None:
         """Ask the index for the first package of the input, briefly.
@@ -228,7 +232,7 @@ class Job:
         Raises:
             UnreachableError: If it does not answer within seconds.
         """
-        names = read_input(LOCK_DIR / f"{self.flavour}.in", constraints(self.pins))
+        names = requirements(self.pins, self.flavour)
         self.source.probe(home_python(), names[0].name, self.target())
 
     def target(self) -> list[str]:
@@ -256,8 +260,9 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
     target = _target(job, way)
     home = home_python()
     torch = torch_wheel(job.pins, job.python)
-    decided = constraints(job.pins)
-    names = read_input(LOCK_DIR / f"{job.flavour}.in", decided)
+    names = requirements(job.pins, job.flavour)
+    base = base_packages(job.pins, job.flavour, job.python)
+    decided = constraints(job.pins) | {package.name: package.version for package in base}
     with workspace() as work:
         # a folder of its own: the solution must not see anything else that lies here
         write_standin(torch, work / "torch")
@@ -267,10 +272,53 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
         has_torch = versions.pop("torch", None)
         if has_torch is not None and has_torch != job.pins.torch.full:
             raise _cuda("torch", f"{has_torch} is not {job.pins.torch.full}", job.flavour)
-        packages = _read_report(job, _files(job, home, work, versions), versions)
+        report = _files(job, home, work, versions)
+        packages = _read_report(job, report, versions)
+    metadata: dict[str, Mapping[str, Any]] = {
+        canonicalize_name(item["metadata"]["name"]): item["metadata"] for item in report
+    }
     if has_torch is not None:
         packages.append(Locked("torch", job.pins.torch.full, torch.sha256))
-    return Resolved(tuple(sorted(packages)), "uv" if target is None else "pip-tools")
+        metadata["torch"] = {
+            "requires_dist": metadata_fields(torch.metadata)["Requires-Dist"],
+            "license_expression": HeaderParser().parsestr(torch.metadata)["License-Expression"],
+        }
+    other = sorted(package.name for package in set(base) - set(packages))
+    if other:
+        below = lock_path(job.pins.flavours[job.flavour].on, job.python).name
+        raise ForgeError(
+            f"{job.what} would not hold the lock it builds on: {', '.join(other)} differ",
+            expected=f"every line of {below}",
+            mend="resolve that lock anew first, and look at the index if it then says the same",
+            exit_code=Exit.FAULT,
+        )
+    return Resolved(tuple(sorted(packages)), metadata, "uv" if target is None else "pip-tools")
+
+
+def resolve_unguarded(job: Job) -> list[Locked]:
+    """What the input would bring if nothing kept torch on its CPU build: to measure, not to lock.
+
+    Args:
+        job: What, from where.
+
+    Raises:
+        ForgeError: If there is no solution, or it cannot be resolved here.
+    """
+    home = home_python()
+    decided = constraints(job.pins) | {"torch": job.pins.torch.version}
+    with workspace() as work:
+        (work / "torch").mkdir()
+        _write(work / "in", [str(name) for name in requirements(job.pins, job.flavour)])
+        _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
+        items = _files(job, home, work, _uv(job, home, work))
+    return [
+        Locked(
+            canonicalize_name(item["metadata"]["name"]),
+            item["metadata"]["version"],
+            item["download_info"]["archive_info"]["hashes"]["sha256"],
+        )
+        for item in items
+    ]
 
 
 def _target(job: Job, way: str) -> Path | None:
@@ -398,15 +446,18 @@ def _read_report(
     job: Job, items: Sequence[Mapping[str, Any]], versions: Mapping[str, str]
 ) -> list[Locked]:
     packages = []
+    names = load_names()
     for item in items:
         metadata = item["metadata"]
         name = canonicalize_name(metadata["name"])
-        if is_cuda(name):
-            raise _cuda(name, "it is a CUDA package", job.flavour)
+        why = names.refusal(name, job.flavour)
+        if why:
+            raise _cuda(name, why, job.flavour)
         for requirement in metadata.get("requires_dist", []):
             needed = needs(requirement, job.python)
-            if needed is not None and is_cuda(needed):
-                raise _cuda(name, f"it requires {needed}", job.flavour)
+            why = names.refusal(needed, job.flavour) if needed is not None else ""
+            if why:
+                raise _cuda(name, f"it requires {needed}; {why}", job.flavour)
         digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
         if not digest:
             raise ForgeError(
@@ -429,7 +480,7 @@ def _read_report(
 def _cuda(name: str, why: str, flavour: str) -> ForgeError:
     return ForgeError(
         f"{flavour} would hold {name}: {why}",
-        expected="a closure without CUDA",
+        expected="a closure without CUDA, and without the names that lock/names.toml refuses",
         mend=f"take what brings it out of lock/{flavour}.in, or give it a range without CUDA",
         exit_code=Exit.FAULT,
     )

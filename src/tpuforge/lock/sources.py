@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tpuforge import pip_settings
 from tpuforge.errors import ForgeError
-from tpuforge.process import clean_env, redact, run
+from tpuforge.process import Completed, clean_env, redact, run
 
 _UNREACHABLE = re.compile(
     r"Retrying \(|\bConnectionError|NewConnectionError|ConnectTimeout|ReadTimeout|Max retries"
@@ -69,6 +69,16 @@ class Source:
         # by variable, not by argument: arguments can be read by every user of the machine
         extra |= {"PIP_INDEX_URL": self.index, "UV_DEFAULT_INDEX": self.index}
         return clean_env(**extra)
+
+    def run(self, words: Sequence[str | Path], timeout: float, work: Path) -> Completed:
+        """Run a program that asks the index, in an environment that holds this one index.
+
+        Args:
+            words: Program and arguments.
+            timeout: Seconds.
+            work: The child's folder.
+        """
+        return run(words, timeout=timeout, env=self.env(), cwd=work, check=False)
 
     def probe(self, python: Path, package: str, target: Sequence[str]) -> None:
         """Ask the index for one package, briefly.

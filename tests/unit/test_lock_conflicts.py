@@ -1,0 +1,56 @@
+"""What cannot be locked, and the page that says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock import compatibility
+from tpuforge.lock.conflicts import CONFLICTS_FILE, load_conflicts, locked_version, over
+from tpuforge.pins import load
+
+TEXT = CONFLICTS_FILE.read_text(encoding="utf-8")
+
+
+def test_page_is_current() -> None:
+    assert compatibility.PAGE.read_text(encoding="utf-8") == compatibility.page(load())
+
+
+def test_each_conflict_still_stands() -> None:
+    found = load_conflicts(load())
+    assert {"serve", "sglang"} <= {one.flavour for one in found}
+    assert [one.name for one in found if over(one)] == []
+
+
+def test_conflict_that_is_over_is_seen() -> None:
+    one = next(one for one in load_conflicts(load()) if one.states == "libtpu==0.0.50")
+    held = locked_version(one)
+    assert over(replace(one, states="libtpu>=0.0.50")) == (
+        f"libtpu {held} of runtime satisfies libtpu>=0.0.50"
+    )
+    assert over(replace(one, states="ghost==1")) == "lock/runtime-py312.txt has no ghost"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('flavour = "sglang"', 'colour = "sglang"', "got an unexpected keyword argument 'colour'"),
+        ('states = "torch==2.14.1"\n', "", "missing 1 required positional argument: 'states'"),
+        ('"torch==2.14.1"', '"torch is 2"', "Expected"),
+        ('"torch==2.14.1"', "2", "has a value that is no text"),
+        ('against = "runtime"', 'against = "ghost"', "'ghost', which is no flavour"),
+        ('python = "3.12"', 'python = "3.9"', "Python 3.9 is not supported"),
+        ("[[conflict]]", "[[conflict]", "conflicts.toml: Expected"),
+    ],
+)
+def test_bad_conflict_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in TEXT
+    path = tmp_path / "conflicts.toml"
+    path.write_text(TEXT.replace(old, new), encoding="utf-8")
+    with pytest.raises(ForgeError) as caught:
+        load_conflicts(load(), path)
+    assert words in caught.value.found
+    assert caught.value.exit_code == Exit.FAULT

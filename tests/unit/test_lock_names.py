@@ -1,0 +1,61 @@
+"""Names that may not enter a lock, and exceptions that end."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock.names import load_names
+
+TEXT = """[refused]
+bad-name = "squats"
+
+[[allowed]]
+name = "triton"
+flavour = "serve"
+until = 2027-01-31
+why = "its import is not needed"
+"""
+
+
+def test_names_are_refused_allowed_and_allowed_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "names.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    names = load_names(path)
+    day, later = date(2027, 1, 31), date(2027, 2, 1)
+    assert names.refusal("bad-name", "serve", day) == "squats"
+    assert names.refusal("numpy", "serve", day) == ""
+    assert names.refusal("triton", "serve", day) == ""
+    assert names.refusal("triton", "serve", later) == "its exception ended on 2027-01-31"
+    assert names.refusal("triton", "runtime", day) == "it is a CUDA package"
+    assert names.refusal("nvidia-nccl", "serve", day) == "it is a CUDA package"
+
+
+def test_real_names_allow_no_cuda() -> None:
+    assert load_names().allowed == ()
+    assert load_names().refusal("tpu-raiden-torch", "train")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[refused]", "[denied]", "denied is not of the form"),
+        ("bad-name", "Bad_Name", "Bad_Name is no canonical name"),
+        ('"squats"', '""', "bad-name is no canonical name with a reason"),
+        ('"triton"', '"numpy"', "numpy is no canonical name of a CUDA package"),
+        ("2027-01-31", '"soon"', "is not of the form"),
+        ('why = "its', 'whom = "its', "is not of the form"),
+        ('flavour = "serve"\n', "", "is not of the form"),
+        ("[[allowed]]", "[[allowed]", "names.toml: Expected"),
+    ],
+)
+def test_bad_names_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "names.toml"
+    path.write_text(TEXT.replace(old, new), encoding="utf-8")
+    with pytest.raises(ForgeError) as caught:
+        load_names(path)
+    assert words in caught.value.found
+    assert caught.value.exit_code == Exit.FAULT
