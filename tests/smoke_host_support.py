@@ -75,6 +75,8 @@ def health(verdict: str = "healthy", exit_code: int = 0, **more: Any) -> dict[st
         check("import.torch", "import", failed, detail="undefined symbol: x"),
         check("device.readme", "device", "not run", detail="no TPU found"),
     ]
+    if verdict == "device":
+        checks[-1] = check("device.usable", "device", "failed", detail="in use")
     tiers = {}
     for tier in TIERS:
         mine = [item["status"] for item in checks if item["tier"] == tier]
@@ -82,6 +84,8 @@ def health(verdict: str = "healthy", exit_code: int = 0, **more: Any) -> dict[st
         tiers[tier] = {
             "status": status,
             "why": "no TPU found" if tier == "device" else "",
+            "asked": True,
+            "required": tier in ("static", "import"),
             "seconds": 1.5,
             "peak_memory_bytes": 205_000_000,
             "passed": mine.count("passed"),
@@ -94,6 +98,8 @@ def health(verdict: str = "healthy", exit_code: int = 0, **more: Any) -> dict[st
         "started": "2026-11-30T12:00:00+00:00",
         "seconds": 3.0,
         "host": HOST,
+        "selection": None,
+        "trouble": "the suite stopped" if verdict == "unjudged" else None,
         "verdict": verdict,
         "exit_code": exit_code,
         "highest_tier": "import",

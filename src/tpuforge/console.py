@@ -161,17 +161,18 @@ class Progress:
         """
         self._detail = text
 
-    def note(self, text: str, *, loud: bool = False) -> None:
+    def note(self, text: str, *, loud: bool = False, always: bool = False) -> None:
         """Say something that stays on the screen.
 
         Args:
             text: One line.
             loud: Something the reader must not miss.
+            always: Say it with ``quiet`` as well, such as what a silent run is waiting for.
         """
-        self._say(text, style="bold yellow" if loud else "")
+        self._say(text, style="bold yellow" if loud else "", always=always)
 
-    def _say(self, text: str, style: str = "") -> None:
-        if self._quiet:
+    def _say(self, text: str, style: str = "", *, always: bool = False) -> None:
+        if self._quiet and not always:
             return
         self._wipe()
         shown = f"{self._verb}: {escape(text)}"

@@ -94,6 +94,51 @@ def test_health_without_its_record_does_not_count(tmp_path: Path) -> None:
     assert "is not whole" in done.stdout
 
 
+BARE = {"schema": "tpuforge.health/1", "verdict": "healthy", "exit_code": 0}
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        (BARE, "it has no image"),
+        ({**health(), "tiers": {}}, "its tiers are not static"),
+        ({**health(), "verdict": ["healthy"]}, "its verdict has another type"),
+        ({**health(), "exit_code": True}, "its exit_code has another type"),
+        ({**health(), "exit_code": 3}, "its verdict healthy has the exit code 3"),
+        ({**health(), "checks": [7]}, "a check: it is no object"),
+        ({**health(), "checks": []}, "tier static says status passed"),
+        ({**health("unhealthy"), "verdict": "healthy"}, "and its checks say unhealthy"),
+    ],
+)
+def test_a_report_that_its_own_checks_do_not_bear_out(
+    tmp_path: Path, report: dict[str, object], why: str
+) -> None:
+    fill(tmp_path, health_data={**report})
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "is not whole: " in done.stdout
+    assert why in done.stdout
+    assert "Healthy" not in (tmp_path / "report/index.html").read_text()
+
+
+def test_a_run_without_the_static_tier_does_not_speak_for_the_image(tmp_path: Path) -> None:
+    report = health()
+    report["checks"] = report["checks"][1:]
+    report["tiers"]["static"] |= {"status": "not run", "passed": 0, "required": False}
+    fill(tmp_path, health_data=report)
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "left out the tier static" in done.stdout
+
+
+@pytest.mark.parametrize("items", [7, [7], [{"id": "a"}], [{**support.bench(), "id": "a"}]])
+def test_a_benchmark_that_is_not_whole(tmp_path: Path, items: object) -> None:
+    fill(tmp_path, health_data=health(), bench_data={**support.bench(), "measurements": items})
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "what the last run of bench left is not whole" in done.stdout.lower()
+
+
 def test_no_image(tmp_path: Path) -> None:
     done = forge("release.report", out=tmp_path)
     assert done.returncode == 2

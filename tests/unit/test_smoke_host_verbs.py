@@ -84,6 +84,31 @@ def test_unchanged_needs_no_engine_and_says_why(tmp_path: Path) -> None:
     assert "same image, simulator and options as in the last run, which took " in done.stdout
 
 
+def test_a_result_that_is_not_whole_is_run_again(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health())
+    assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
+    folder = tmp_path / "health/runtime-py311"
+    bare = {"schema": "tpuforge.health/1", "verdict": "healthy", "exit_code": 0}
+    record = json.loads((folder / "run.json").read_text())
+    record["sha256"] = support.write(folder / "health.json", bare)
+    support.write(folder / "run.json", record)
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(runs(client)) == 2
+
+
+def test_an_image_that_calls_itself_healthy_against_its_checks_is_not_believed(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path)
+    report = {**health("unhealthy"), "verdict": "healthy"}
+    fake_engine(tmp_path, tmp_path / "client", report=report)
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 2
+    assert "it says healthy, and its checks say unhealthy" in done.stderr
+
+
 @pytest.mark.parametrize("change", ["options", "image", "again", "edited", "lost", "unjudged"])
 def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
     fill(tmp_path)
@@ -332,3 +357,23 @@ def test_the_config_digest_will_do(tmp_path: Path) -> None:
     client = fake_engine(tmp_path, tmp_path / "client", holds={CONFIG: CONFIG}, report=health())
     assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
     assert CONFIG in runs(client)[0]
+
+
+def test_who_is_waited_for_is_said_to_a_machine_as_well(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=3)
+    words = [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN, "--json"]
+    both = [
+        subprocess.Popen(
+            words,
+            env=support.verb_env(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [one.communicate(timeout=60) for one in both]
+    assert sorted(json.loads(text)["status"] for text, _ in said) == ["done", "unchanged"]
+    assert sum("waiting for process" in text for _, text in said) == 1
+    assert len(runs(client)) == 1

@@ -15,18 +15,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from tpuforge import health_report
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.health_report import TIERS
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_atomic, write_json
 from tpuforge.pins import load
 from tpuforge.verb import Outcome, parser, run_verb
 
 REPORT_SCHEMA = "tpuforge.report/1"
-HEALTH_SCHEMA = "tpuforge.health/1"
 BENCH_SCHEMA = "tpuforge.bench/1"
 IMAGE_SCHEMA = "tpuforge.image/1"
 RESULT_SCHEMA = "tpuforge.result/1"
-TIERS = ("static", "import", "compile", "simulate", "device")
 MAIN_JOB = ("lock_check", "fetch_wheel", "bake", "smoke", "bench")
 STAGES = ("lock_check", "fetch_wheel", "base", "bake", "smoke", "bench", "reproduce")
 """Verbs whose last run the page shows, in the order of the main job."""
@@ -67,7 +67,7 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
     slug = f"{options.image or pins.default_image}-py{python.replace('.', '')}"
     out = out_dir()
     image = read_image(out / "images" / slug, slug, options.flavour)
-    health = read_part(out / "health" / slug, "health.json", HEALTH_SCHEMA, image)
+    health = read_part(out / "health" / slug, "health.json", health_report.SCHEMA, image)
     bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
     stages = read_stages(out / "results", slug, str(image["manifest_digest"]))
     notes = gather_notes(image, health, bench, stages)
@@ -189,6 +189,9 @@ def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Pa
         return Part(None, "missing", f"what the last run of {verb} left is not whole")
     if sha256_file(folder / name) != record.get("sha256"):
         return Part(None, "missing", f"the file {name} was changed after the run that made it")
+    wrong = health_report.flaw(data) if what == "health" else _bench_flaw(data)
+    if wrong:
+        return Part(None, "missing", f"what the last run of {verb} left is not whole: {wrong}")
     ran = str(record.get("manifest_digest"))
     if ran != image["manifest_digest"]:
         return Part(
@@ -196,7 +199,28 @@ def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Pa
             "stale",
             f"the last run of {verb} was of another image, {ran[:19]}, and does not count",
         )
+    if what == "health" and data["verdict"] == "healthy" and not data["tiers"]["static"]["passed"]:
+        return Part(
+            None, "missing", "the last run of smoke left out the tier static, so it judged no image"
+        )
     return Part(data, "fresh")
+
+
+def _bench_flaw(bench: dict[str, Any]) -> str:
+    """What keeps benchmarks from being shown; empty if nothing does."""
+    items = bench.get("measurements")
+    if not isinstance(items, list) or not items:
+        return "it has no measurements"
+    for item in items:
+        if not isinstance(item, dict) or not isinstance(item.get("id"), str):
+            return "a measurement has no id"
+        figures = [item.get(key) for key in ("min", "median", "max")]
+        samples = item.get("samples")
+        if not isinstance(samples, list) or not isinstance(item.get("unit"), str):
+            return f"{item['id']} has no samples or no unit"
+        if any(figure is not None and type(figure) not in (int, float) for figure in figures):
+            return f"a figure of {item['id']} is no number"
+    return ""
 
 
 def read_stages(folder: Path, slug: str, digest: str) -> list[dict[str, Any]]:

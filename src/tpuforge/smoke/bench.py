@@ -65,11 +65,12 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         "the choice of targets": ",".join(options.target),
     }
     key = container.key_of(inputs)
-    with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
+    with exclusive("smoke", container.say_wait(progress)):
         record = None if options.again else container.earlier(folder, ["bench.json"], key)
-        if record is not None and record.get("exit_code") == Exit.OK:
+        result = read_json(folder / "bench.json")
+        if record is not None and record["exit_code"] == Exit.OK and _is_result(result):
             if not options.json:
-                _show(read_json(folder / "bench.json"), subject)
+                _show(result, subject)
             return _outcome("unchanged", subject, folder, record)
         if why := container.changes(folder, inputs):
             progress.note(why)
@@ -149,9 +150,15 @@ def _is_result(result: Any) -> bool:
     if not isinstance(result, dict) or result.get("schema") != BENCH_SCHEMA:
         return False
     items = result.get("measurements")
-    wanted = {"id", "unit", "samples", "min", "median", "max", "not_run"}
+    figures = ("min", "median", "max")
+    wanted = {"id", "unit", "samples", "not_run", *figures}
     return isinstance(items, list) and all(
-        isinstance(item, dict) and wanted <= item.keys() for item in items
+        isinstance(item, dict)
+        and wanted <= item.keys()
+        and isinstance(item["samples"], list)
+        and len({item[key] is None for key in figures}) == 1
+        and all(isinstance(item[key], int | float | None) for key in figures)
+        for item in items
     )
 
 

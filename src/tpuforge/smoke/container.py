@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -640,6 +640,15 @@ def _not_run(done: Completed, job: Job) -> ForgeError:
     )
 
 
+def say_wait(progress: Progress) -> Callable[[str], None]:
+    """What is said while another run holds the engine, to a machine's reader as well.
+
+    Args:
+        progress: Where it is said.
+    """
+    return lambda who: progress.note(f"waiting for {who}, which runs an image", always=True)
+
+
 def key_of(inputs: Mapping[str, str]) -> str:
     """The key of a run: one hash of everything that decides what it finds.
 
@@ -681,7 +690,11 @@ def earlier(folder: Path, files: Sequence[str], key: str) -> dict[str, Any] | No
     record = read_json(folder / "run.json")
     if not isinstance(record, dict) or record.get("key") != key:
         return None
-    if not {"exit_code", "seconds"} <= record.keys():
+    if not isinstance(record.get("exit_code"), int):
+        return None
+    if not isinstance(record.get("seconds"), int | float):
+        return None
+    if not isinstance(record.get("notes", []), list):
         return None
     try:
         whole = sha256_file(folder / files[0]) == record.get("sha256")

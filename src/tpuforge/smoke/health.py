@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
+from tpuforge import health_report
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.health_report import TIERS
 from tpuforge.paths import exclusive, out_dir, read_json
 from tpuforge.process import Completed
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, parser, run_verb
 
-HEALTH_SCHEMA = "tpuforge.health/1"
-TIERS = ("static", "import", "compile", "simulate", "device")
 FILES = ("health.json", "health.xml", "health.html")
 LIMIT_S = 1200.0
-_VERDICTS = (Exit.OK, Exit.FAULT, Exit.CANNOT, Exit.DEVICE)
 _JUDGED = (Exit.OK, Exit.FAULT)
 """Exit codes that say something about the image, and not about this machine at this moment."""
 
@@ -83,10 +82,15 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
         "the choice of targets": ",".join(options.target),
     }
     key = container.key_of(inputs)
-    with exclusive("smoke", lambda who: progress.note(f"waiting for {who}, which runs an image")):
+    with exclusive("smoke", container.say_wait(progress)):
         record = None if options.again else container.earlier(folder, FILES, key)
-        if record is not None and record.get("exit_code") in _JUDGED:
-            health = read_json(folder / "health.json")
+        health = read_json(folder / "health.json")
+        if (
+            record is not None
+            and record["exit_code"] in _JUDGED
+            and not health_report.flaw(health)
+            and health["exit_code"] == record["exit_code"]
+        ):
             if not options.json:
                 _show(health, subject)
             return _outcome("unchanged", subject, folder, health, record)
@@ -189,30 +193,17 @@ def _read(path: Path, done: Completed) -> dict[str, Any]:
     """The report that a container run left, if it is one."""
     output = done.tail
     health = read_json(path)
-    if _is_report(health):
+    wrong = health_report.flaw(health)
+    if not wrong:
         if health["exit_code"] == done.code:
             return dict(health)
-        output = f"it says exit code {health['exit_code']}\n{output}"
+        wrong = f"it says exit code {health['exit_code']}"
+    if health is not None:
+        output = f"{wrong}\n{output}"
     raise ForgeError(
         f"the health suite ended with exit code {done.code} and left no report of that\n{output}",
-        expected=f"a report of the schema {HEALTH_SCHEMA}",
+        expected=f"a report of the schema {health_report.SCHEMA}",
         mend="forge smoke --help for the options; forge bake if the image is older than the suite",
-    )
-
-
-def _is_report(health: Any) -> bool:
-    """Whether a document has what is read here; the whole schema is the suite's own concern."""
-    if not isinstance(health, dict) or health.get("schema") != HEALTH_SCHEMA:
-        return False
-    tiers, checks = health.get("tiers"), health.get("checks")
-    return (
-        health.get("exit_code") in _VERDICTS
-        and isinstance(tiers, dict)
-        and all(isinstance(tiers.get(name), dict) and "status" in tiers[name] for name in TIERS)
-        and isinstance(checks, list)
-        and all(
-            isinstance(one, dict) and {"id", "status", "purpose"} <= one.keys() for one in checks
-        )
     )
 
 

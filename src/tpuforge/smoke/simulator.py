@@ -136,7 +136,10 @@ def ensure_simulator(progress: Progress, generation: str = DEFAULT_GENERATION) -
     """
     name = key(generation)
     folder = out_dir() / "simulator" / name
-    with exclusive("simulator", lambda who: progress.note(f"waiting for {who}: the simulator")):
+    with exclusive(
+        "simulator",
+        lambda who: progress.note(f"waiting for {who}: the simulator", always=True),
+    ):
         if _intact(folder, name):
             return folder
         wheels = _wheels()
