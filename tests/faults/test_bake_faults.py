@@ -100,9 +100,10 @@ def test_a_missing_wheel_is_named(out: Path, variables: dict[str, str]) -> None:
     ("arguments", "said"),
     [
         (("--image", "nothing"), "there is no image 'nothing'"),
-        (("--python", "2.7"), "Python 2.7 is not supported"),
-        (("--python", "3.12"), "no Debian suite has Python 3.12 as its own"),
-        (("--flavour", "nothing"), "nothing-py311.txt: there is no such lock"),
+        (("--python", "2.7"), "there is no base with Python 2.7"),
+        (("--python", "3.12"), "there is no base with Python 3.12"),
+        (("--flavour", "nothing"), "there is no flavour 'nothing' for Python 3.11"),
+        (("--flavour", "tools"), "there is no flavour 'tools' for Python 3.11"),
         (("--base", "docker-image://debian:bookworm"), "does not name a base image by digest"),
     ],
 )

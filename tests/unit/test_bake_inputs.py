@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +110,17 @@ def test_base_pins_and_the_executable_bit_count(checkout: Path) -> None:
     assert key() != before
 
 
+@pytest.mark.parametrize("change", [{"ref": "v9"}, {"repository": "https://elsewhere.example/x"}])
+def test_the_source_that_a_label_names_counts(checkout: Path, change: dict[str, str]) -> None:
+    before = context.read_inputs(target(), PINS)
+    moved = dataclasses.replace(PINS, upstream=dataclasses.replace(PINS.upstream, **change))
+    after = context.read_inputs(target(), moved)
+    assert before.key("b") != after.key("b")
+    assert [name for name in before.parts if before.parts[name] != after.parts[name]] == [
+        "the pins"
+    ]
+
+
 def test_what_comes_and_goes_with_use_does_not_count(checkout: Path) -> None:
     before = key()
     cache = checkout / "smoke" / "__pycache__"
@@ -196,3 +210,112 @@ def test_a_failed_bake_says_what_mends_it(
     assert found in error.found
     assert error.exit_code == code
     assert error.mend
+
+
+WHOLE: dict[str, Any] = {
+    "schema": bake.SCHEMA,
+    "name": "tpuforge/runtime:1",
+    "manifest_digest": "sha256:1",
+    "config_digest": "sha256:2",
+    "compressed_bytes": 1,
+    "unpacked_bytes": 2,
+    "layers": [{"digest": "sha256:3", "compressed_bytes": 1, "unpacked_bytes": 2, "what": "x"}],
+    "key": "1",
+    "inputs": {},
+    "notes": [],
+    "run_line": "docker run",
+}
+
+
+def write_record(value: object) -> None:
+    target().finished.mkdir(parents=True, exist_ok=True)
+    (target().finished / "image.json").write_text(json.dumps(value))
+
+
+def test_a_whole_record_is_read(checkout: Path) -> None:
+    write_record(WHOLE | {"more": 1})
+    assert bake._read(target()) == WHOLE | {"more": 1}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {"schema": bake.SCHEMA},
+        *({name: value for name, value in WHOLE.items() if name != gone} for gone in WHOLE),
+        WHOLE | {"schema": "tpuforge.image/0"},
+        WHOLE | {"key": None},
+        WHOLE | {"inputs": []},
+        WHOLE | {"layers": {}},
+        WHOLE | {"layers": [{"digest": "sha256:3"}]},
+        WHOLE | {"layers": ["sha256:3"]},
+        WHOLE | {"compressed_bytes": "1"},
+        WHOLE | {"compressed_bytes": True},
+        WHOLE | {"notes": [1]},
+    ],
+)
+def test_a_record_that_is_not_whole_counts_as_missing(checkout: Path, value: object) -> None:
+    write_record(value)
+    record = bake._read(target())
+    assert record is None
+    inputs = context.read_inputs(target(), PINS)
+    assert bake._stale(target(), record, "1", inputs) == "there is none yet"
+
+
+def test_the_flavours_are_the_locks_with_torch_tpu(checkout: Path) -> None:
+    lock(checkout, "vision", {**RUNTIME, "pillow==12.0": b"pillow"})
+    assert context.flavours("3.11") == ["runtime", "vision"]
+    assert context.flavours("3.12") == []
+
+
+SUITES = ", ".join(sorted(PINS.suites))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "expected"),
+    [
+        ({"flavour": "nope"}, "there is no flavour 'nope' for Python 3.11", "one of runtime"),
+        ({"flavour": "tools"}, "there is no flavour 'tools' for Python 3.11", "one of runtime"),
+        ({"python": "3.9"}, "there is no base with Python 3.9", f"one of {SUITES}: "),
+    ],
+)
+def test_what_there_is_not_comes_with_what_there_is(
+    checkout: Path, changes: dict[str, str], found: str, expected: str
+) -> None:
+    options = argparse.Namespace(**{"image": None, "python": None, "flavour": None} | changes)
+    with pytest.raises(ForgeError) as caught:
+        bake.choose(options, PINS)
+    assert caught.value.found == found
+    assert caught.value.expected.startswith(expected)
+    assert caught.value.mend.startswith(f"use --{next(iter(changes))} ")
+    assert caught.value.exit_code == 2
+
+
+def test_the_lines_to_a_private_engine_quote_its_address() -> None:
+    engine = {"private": True, "docker_host": "unix:///my out/docker.sock"}
+    assert bake.local_lines(engine, "a:1") == {
+        "local_run_line": "docker -H 'unix:///my out/docker.sock' run --rm a:1 versions",
+        "save_line": "docker -H 'unix:///my out/docker.sock' save a:1 | docker load",
+    }
+    own = bake.local_lines({**engine, "private": False}, "a:1")
+    assert own == {"local_run_line": "", "save_line": ""}
+
+
+def test_an_unchanged_run_refreshes_the_lines_to_the_engine(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine that baked may be another than the one that is there now."""
+    ours = {"private": True, "docker_host": "unix:///x"}
+    monkeypatch.setattr(bake, "ensure_engine", lambda _: ours)
+    monkeypatch.setattr(bake, "_base", lambda *_, **__: bake.Base("", "sha256:1", ()))
+    monkeypatch.setattr(bake, "_stale", lambda *_: "")
+    monkeypatch.setattr(bake, "_in_engine", lambda *_: True)
+    write_record(WHOLE | {"local_run_line": "", "save_line": ""})
+    with Progress("bake", quiet=True) as progress:
+        outcome = bake.bake(target(), PINS, progress)
+    assert outcome.status == "unchanged"
+    lines = bake.local_lines(ours, target().name)
+    assert json.loads((target().finished / "image.json").read_text()) == WHOLE | lines
+    assert lines["local_run_line"] in outcome.text
+    assert outcome.data == WHOLE | lines

@@ -91,17 +91,19 @@ def test_sizes_and_names_of_layers(tmp_path: Path) -> None:
             }
         ),
         tar({"opt/tpuforge/smoke/cli.py": b"1", "opt/tpuforge/smoke/bench/run.py": b"1"}),
+        tar({}),
     )
     image = oci.read_image(layout)
     contents = [oci.content(layout, layer) for layer in image.layers]
-    assert [content.unpacked for content in contents] == [5, 3, 0, 2]
+    assert [content.unpacked for content in contents] == [5, 3, 0, 2, 0]
     assert [content.what for content in contents] == [
         "Debian base",
         "torch 2.13.0+cpu",
         "2 packages: numpy, setuptools, …",
         "files in opt/tpuforge/smoke",
+        "an empty layer",
     ]
-    assert {content.newest[0] for content in contents} == {1}
+    assert {content.newest[0] for content in contents[:-1]} == {1}
     assert image.compressed == sum(blob.path(layout).stat().st_size for blob in image.blobs)
 
 

@@ -31,13 +31,15 @@ from tpuforge.images.context import (
     IMAGES,
     Inputs,
     Target,
+    flavours,
     image_name,
     prepare,
     read_inputs,
     touch_wheels,
 )
 from tpuforge.images.engine import ensure_engine
-from tpuforge.paths import exclusive, out_dir, read_json, write_json
+from tpuforge.images.records import read_record
+from tpuforge.paths import exclusive, out_dir, write_json
 from tpuforge.pins import Pins, load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
@@ -50,6 +52,19 @@ _COMPRESSION = ("compression=zstd", "compression-level=3", "force-compression=tr
 _BAKE_S = 3600.0
 _LOAD_S = 900.0
 _ASK_S = 60.0
+# what this module reads back from image.json
+_FORM = {
+    "name": str,
+    "manifest_digest": str,
+    "config_digest": str,
+    "compressed_bytes": int,
+    "unpacked_bytes": int,
+    "layers": [{"digest": str, "compressed_bytes": int, "unpacked_bytes": int, "what": str}],
+    "key": str,
+    "inputs": dict,
+    "notes": [str],
+    "run_line": str,
+}
 _STAGE = re.compile(r"#\d+ \[(?P<stage>[^\]]+)\]")
 _EXPORT = re.compile(r"#\d+ (?P<what>(?:exporting|unpacking|merging|copying|naming)\b.*)")
 
@@ -107,7 +122,7 @@ def choose(options: argparse.Namespace, pins: Pins) -> Target:
     Raises:
         ForgeError: If there is no such image, lock or base.
     """
-    python = pins.python(options.python)
+    python = options.python or pins.default_python
     image = options.image or pins.default_image
     if image not in images():
         raise ForgeError(
@@ -117,11 +132,18 @@ def choose(options: argparse.Namespace, pins: Pins) -> Target:
         )
     if python not in pins.suites:
         raise ForgeError(
-            f"no Debian suite has Python {python} as its own, so there is no base for it",
-            expected=f"one of {', '.join(sorted(pins.suites))}",
+            f"there is no base with Python {python}",
+            expected=f"one of {', '.join(sorted(pins.suites))}: the pins name their Debian suites",
             mend=f"use --python {pins.default_python}",
         )
     flavour = options.flavour or pins.default_flavour
+    # without its lock, the default one is reported by whoever reads the lock: it can be made
+    if flavour != pins.default_flavour and flavour not in flavours(python):
+        raise ForgeError(
+            f"there is no flavour {flavour!r} for Python {python}",
+            expected=f"one of {', '.join(flavours(python))}",
+            mend=f"use --flavour {pins.default_flavour}",
+        )
     return Target(image, python, flavour, image_name(image, python, pins))
 
 
@@ -169,13 +191,18 @@ def bake(
         # only now: waiting and making a base take long enough for someone to edit a file
         inputs = read_inputs(target, pins)
         key = inputs.key(ground.digest)
-        record = read_json(target.finished / "image.json")
+        record = _read(target)
         why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
-        if not why and isinstance(record, dict):
+        if not why and record is not None:
             loaded = not load or _in_engine(engine, record)
             if not loaded:
                 _load(engine, target, target.finished / "oci", progress)
-            return _outcome(record, engine, loaded=loaded)
+            here = local_lines(engine, target.name)
+            if any(record.get(name) != line for name, line in here.items()):
+                # another engine than the one that baked it
+                record |= here
+                write_json(target.finished / "image.json", record)
+            return _outcome(record, loaded=loaded)
         progress.note(f"baking {target.name}: {why}")
         prepare(target, inputs, pins, progress)
         ground = _base(target, pins, progress, release=release, named=base, verify=True)
@@ -188,7 +215,7 @@ def bake(
         write_json(target.finished / "image.json", record)
         oci.prune(target.finished / "oci", image)
         oci.prune(job.layout, image)
-        return _outcome(record, engine)
+        return _outcome(record)
 
 
 def _base(
@@ -213,12 +240,17 @@ def _base(
     return Base(f"oci-layout://{out_dir() / record['layout']}@{digest}", digest, notes)
 
 
-def _stale(target: Target, record: object, key: str, inputs: Inputs) -> str:
+def _read(target: Target) -> dict[str, Any] | None:
+    """The record of the finished image; one that is not whole counts as missing."""
+    return read_record(target.finished / "image.json", SCHEMA, _FORM)
+
+
+def _stale(target: Target, record: Mapping[str, Any] | None, key: str, inputs: Inputs) -> str:
     """Why an image has to be baked; empty if the finished one is what is wanted."""
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+    if record is None:
         return "there is none yet"
     if record["key"] != key:
-        before = record.get("inputs", {})
+        before = record["inputs"]
         changed = [name for name, value in inputs.parts.items() if before.get(name) != value]
         return f"{', '.join(changed or ['the base'])} changed"
     folder = target.finished / "oci"
@@ -237,6 +269,7 @@ def _docker(
     timeout: float,
     check: bool = True,
     doing: str = "",
+    mend: str = "",
     stdin: int | None = None,
     cwd: Path | None = None,
     log: Path | None = None,
@@ -249,6 +282,7 @@ def _docker(
         env=clean_env(**engine["env"], **(variables or {})),
         check=check,
         doing=doing,
+        mend=mend,
         stdin=stdin,
         cwd=cwd,
         log=log,
@@ -479,11 +513,13 @@ def _inspect(job: Job, image: oci.Image) -> list[oci.Content]:
     """What is in each layer; what the record of before already tells is not read again."""
     target = job.target
     known: dict[str, oci.Content] = {}
-    record = read_json(target.finished / "image.json")
-    if isinstance(record, dict) and record.get("schema") == SCHEMA:
+    record = _read(target)
+    if record is not None:
         known = {
             layer["digest"]: oci.Content(layer["unpacked_bytes"], layer["what"])
             for layer in record["layers"]
+            # an empty one costs nothing to read, and says better what it is
+            if layer["unpacked_bytes"]
         }
     new = [layer for layer in image.layers if layer.digest not in known]
     with job.progress.step("reading the layers"), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -533,6 +569,7 @@ def _record(job: Job, image: oci.Image, contents: Sequence[oci.Content]) -> dict
         "suite_sha256": inputs.suite_sha256,
         "notes": list(base.notes),
         "run_line": run_line(target.name),
+        **local_lines(job.engine, target.name),
         "engine": {"versions": job.engine["versions"], "driver": job.engine["driver"]},
     }
 
@@ -552,13 +589,33 @@ def run_line(name: str) -> str:
     return shlex.join([*words, "--ulimit", "memlock=-1", "--shm-size=16g", name, "python"])
 
 
+def local_lines(engine: Mapping[str, Any], name: str) -> dict[str, str]:
+    """The lines that reach an image in a private engine, which the user's own docker cannot see.
+
+    Args:
+        engine: The record of the engine.
+        name: Name and tag of the image.
+
+    Returns:
+        ``local_run_line`` and ``save_line``; both empty if the engine is the user's own.
+    """
+    if not engine["private"]:
+        return {"local_run_line": "", "save_line": ""}
+    docker = ["docker", "-H", str(engine["docker_host"])]
+    return {
+        "local_run_line": shlex.join([*docker, "run", "--rm", name, "versions"]),
+        "save_line": f"{shlex.join([*docker, 'save', name])} | docker load",
+    }
+
+
 def _in_engine(engine: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
     """Whether the engine has this very image under its tag.
 
     The containerd store names an image by its manifest, the classic one by its config.
     """
     asked = ["image", "inspect", "--format", "{{.Id}}", record["name"]]
-    done = _docker(engine, *asked, timeout=_ASK_S, check=False)
+    doing = f"looking for {record['name']} in the engine"
+    done = _docker(engine, *asked, timeout=_ASK_S, check=False, doing=doing, mend="docker version")
     wanted = {record["manifest_digest"], record["config_digest"]}
     return done.code == 0 and bool(wanted & set(done.output.split()))
 
@@ -598,9 +655,7 @@ def _load(engine: Mapping[str, Any], target: Target, folder: Path, progress: Pro
         )
 
 
-def _outcome(
-    record: Mapping[str, Any], engine: Mapping[str, Any], *, loaded: bool | None = None
-) -> Outcome:
+def _outcome(record: Mapping[str, Any], *, loaded: bool | None = None) -> Outcome:
     unchanged = loaded is True
     digest = record["manifest_digest"]
     sizes = (
@@ -616,11 +671,9 @@ def _outcome(
         summary = f"{record['name']}, {digest}, {sizes}"
     lines = [f"  image     {record['name']}", f"  digest    {digest}", f"  size      {sizes}"]
     lines.append(f"  on a TPU  {record['run_line']}")
-    if engine["private"]:
-        # the user's own docker does not see what is in a private engine
-        here = f"docker -H {engine['docker_host']}"
-        lines.append(f"  here      {here} run --rm {record['name']} versions")
-        lines.append(f"  to yours  {here} save {record['name']} | docker load")
+    if record["local_run_line"]:
+        lines.append(f"  here      {record['local_run_line']}")
+        lines.append(f"  to yours  {record['save_line']}")
     return Outcome(
         "unchanged" if unchanged else "done",
         summary,

@@ -23,10 +23,10 @@ from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import debian, oci
 from tpuforge.images.host import apt_install, can_install, remove_tree, which
+from tpuforge.images.records import read_record
 from tpuforge.paths import (
     exclusive,
     out_dir,
-    read_json,
     sha256_file,
     sha256_text,
     sha256_tree,
@@ -42,6 +42,16 @@ UID = 1000
 PRELOAD = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
 """The allocator that images preload; the package ``libtcmalloc-minimal4`` brings it."""
 
+# what is read back from a base's record, here and by the bake
+_FORM = {
+    "key": str,
+    "layout": str,
+    "manifest_digest": str,
+    "tar_sha256": str,
+    "unpacked_bytes": int,
+    "packages": list,
+    "drift": [str],
+}
 _BUILD_S = 900.0
 _MEMORY = Path("/dev/shm")  # noqa: S108 - folders there are made by mkdtemp
 _TREE_BYTES = 1_000_000_000
@@ -181,11 +191,16 @@ def ensure_base(
         return _make(suite, pins.epoch, lock, key, progress, release=release)
 
 
+def _read(suite: str) -> dict[str, Any] | None:
+    """The record of a suite's base; one that is not whole counts as missing."""
+    return read_record(record_path(suite), SCHEMA, _FORM)
+
+
 def _ready(
     suite: Suite, key: str, progress: Progress, *, release: bool, verify: bool
 ) -> dict[str, Any] | None:
-    record = read_json(record_path(suite.name))
-    if not isinstance(record, dict) or record.get("key") != key:
+    record = _read(suite.name)
+    if record is None or record["key"] != key:
         return None
     if release and record["drift"]:
         return None
@@ -494,7 +509,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     suite = pins.debian[name]
     if options.relock:
         return _relock(suite, progress)
-    before = read_json(record_path(name))
+    before = _read(name)
     record = ensure_base(suite, pins, progress, release=options.release)
     summary = (
         f"{name}: {len(record['packages'])} packages, {size(record['unpacked_bytes'])} unpacked, "

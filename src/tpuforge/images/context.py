@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -180,12 +181,31 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
         "the lock": lock_sha256,
         "the suite's lock": _pinned(groups["smoke"]),
         "pip": _pinned(groups["pip"]),
-        "the pins": f"{pins.epoch} {pins.torch_tpu.xla_commit} {pins.suites[target.python]}",
+        "the pins": " ".join(
+            [
+                *(str(pins.epoch), pins.torch_tpu.xla_commit, pins.suites[target.python]),
+                *(pins.upstream.repository, pins.upstream.ref),
+            ]
+        ),
         "images/": _tree_digest(IMAGES),
         "smoke/": suite_sha256,
         "the bake itself": sha256_text(*(sha256_file(here / f) for f in ("bake.py", "context.py"))),
     }
     return Inputs(groups, lock_sha256, suite_sha256, parts)
+
+
+def flavours(python: str) -> list[str]:
+    """The flavours that can be baked: those with a lock that holds torch_tpu.
+
+    Args:
+        python: ``X.Y``.
+    """
+    end = f"-py{python.replace('.', '')}.txt"
+    return sorted(
+        path.name.removesuffix(end)
+        for path in (ROOT / "lock").glob(f"*{end}")
+        if re.search(r"^torch-tpu==", path.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def _lock(flavour: str, python: str) -> Path:

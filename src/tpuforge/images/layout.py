@@ -232,7 +232,8 @@ def content(layout: Path, blob: Blob) -> Content:
                 packages[found["name"]] = found["version"]
             if not entry.isdir():
                 folders.add(name.rpartition("/")[0])
-    return Content(unpacked, _what(packages, folders, debian=debian), newest)
+    what = _what(packages, folders, debian=debian) if newest[1] else "an empty layer"
+    return Content(unpacked, what, newest)
 
 
 def _what(packages: dict[str, str], folders: set[str], *, debian: bool) -> str:
@@ -244,7 +245,7 @@ def _what(packages: dict[str, str], folders: set[str], *, debian: bool) -> str:
     if packages:
         return f"{len(packages)} packages: {', '.join(sorted(packages)[:3])}, …"
     tops = sorted(folder for folder in folders if not any(_above(top, folder) for top in folders))
-    return "files in " + ", ".join(top or "/" for top in tops[:3]) if tops else "nothing"
+    return "files in " + ", ".join(top or "/" for top in tops[:3]) if tops else "folders only"
 
 
 def _above(top: str, folder: str) -> bool:
