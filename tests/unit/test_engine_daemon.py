@@ -82,6 +82,45 @@ def test_debian_12_takes_docker_and_nothing_else_from_13(
     assert pins[1].endswith("Pin-Priority: 990\n")
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, "is left off; by hand: systemctl enable --now docker.service docker.socket"),
+        (1, "could not be turned off (no bus); by hand: systemctl disable docker.service"),
+        # Docker was there before
+        (0, ""),
+    ],
+)
+def test_the_service_is_left_off_only_where_docker_was_installed_here(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    code: int,
+    said: str,
+) -> None:
+    """A Docker that was there before keeps its service, also when the client had to be added."""
+    asked = out / "asked"
+    systemctl = out / "systemctl"
+    words = f"[ {code} = 0 ] || echo no bus\nexit {code}\n"
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >{asked}\n{words}')
+    systemctl.chmod(0o755)
+    programs = {"systemctl": str(systemctl), "dockerd": "" if said else "/usr/sbin/dockerd"}
+    monkeypatch.setattr(daemon, "which", lambda name: programs.get(name, ""))
+    monkeypatch.setattr(daemon, "usable_dockerd", lambda: "/usr/sbin/dockerd")
+    monkeypatch.setattr(daemon, "can_install", lambda: True)
+    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian", "VERSION_ID": "13"})
+    monkeypatch.setattr(daemon, "apt_install", lambda names, progress: None)
+    with Progress("test") as progress:
+        daemon.ensure_packages(progress)
+    printed = " ".join(capfd.readouterr().err.split())
+    if said:
+        assert asked.read_text() == "disable docker.service docker.socket\n"
+        assert said in printed
+    else:
+        assert not asked.exists()
+        assert "service" not in printed
+
+
 def test_an_old_dockerd_is_not_replaced_without_asking(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine_support import Answers, builder, client, engine, environment, info, record, silent
-from tpuforge.images.engine import parse_builder, version_of
+from tpuforge.console import Progress
+from tpuforge.errors import ForgeError
+from tpuforge.images import daemon
+from tpuforge.images import engine as engine_module
+from tpuforge.images.engine import ensure_engine, parse_builder, version_of
 
 NAMED = "tcp://docker.example:2375"
 LIST = "NAME/NODE DRIVER/ENDPOINT STATUS BUILDKIT PLATFORMS\n"
@@ -189,3 +197,116 @@ def test_a_docker_that_is_named_and_no_client(tmp_path: Path) -> None:
     assert code == 2
     assert f"no Docker client on PATH to reach {NAMED}" in output
     assert "apt-get install docker-cli" in output
+
+
+CLASSIC: Answers = info(driver=[["Backing Filesystem", "extfs"]]) | {
+    "buildx ls": (0, LIST + "default* docker\n  default default running v0.16.0 linux")
+}
+
+
+@pytest.fixture
+def restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Path]:
+    """A machine after a restart: its own Docker is classic, and the private one does not run.
+
+    Starting the private one gives the stand-in other answers, as another socket would.
+    """
+    folder = client(tmp_path / "bin", CLASSIC)
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "no-config"))
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def start(_: Progress) -> int:
+        (folder / "answers.json").write_text(json.dumps(info() | builder()))
+        return 77
+
+    monkeypatch.setattr(daemon, "usable_dockerd", lambda: "/usr/sbin/dockerd")
+    monkeypatch.setattr(daemon, "ensure_packages", lambda _: None)
+    monkeypatch.setattr(daemon, "start", start)
+
+    def before(value: object) -> Path:
+        path = tmp_path / "out" / "engine" / "engine.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(value))
+        return path
+
+    return before
+
+
+BEFORE: dict[str, Any] = {
+    "schema": "tpuforge.engine/1",
+    "docker_host": "unix:///gone.sock",
+    "env": {},
+    "private": True,
+    "versions": {},
+}
+
+
+def test_the_private_engine_of_before_is_started_again(
+    restarted: Callable[[object], Path],
+) -> None:
+    restarted(BEFORE)
+    with Progress("engine", quiet=True) as progress:
+        found = ensure_engine(progress)
+    assert (found["private"], found["pid"], found["store"]) == (True, 77, "containerd")
+    assert found["docker_host"].endswith("docker.sock")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {"schema": "tpuforge.engine/1"},
+        BEFORE | {"private": False},
+        BEFORE | {"private": "yes"},
+        BEFORE | {"env": []},
+        BEFORE | {"schema": "tpuforge.engine/0"},
+    ],
+)
+def test_without_a_private_engine_of_before_the_classic_store_is_an_error(
+    restarted: Callable[[object], Path], value: object
+) -> None:
+    path = restarted(value)
+    with (
+        Progress("engine", quiet=True) as progress,
+        pytest.raises(ForgeError, match="has the classic image store"),
+    ):
+        ensure_engine(progress)
+    assert json.loads(path.read_text()) == value
+
+
+def test_a_docker_that_is_named_is_never_replaced(
+    restarted: Callable[[object], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarted(BEFORE)
+    monkeypatch.setenv("DOCKER_HOST", NAMED)
+    with (
+        Progress("engine", quiet=True) as progress,
+        pytest.raises(ForgeError, match="has the classic image store"),
+    ):
+        ensure_engine(progress)
+
+
+def test_only_looking_starts_nothing(restarted: Callable[[object], Path]) -> None:
+    restarted(BEFORE)
+    with (
+        Progress("engine", quiet=True) as progress,
+        pytest.raises(ForgeError, match="has the classic image store"),
+    ):
+        ensure_engine(progress, install=False)
+
+
+def test_a_client_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "docker"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(engine_module, "_ASK_S", 1.0)
+    started = time.monotonic()
+    with pytest.raises(ForgeError) as caught:
+        engine_module.probe(str(program), engine_module.Target({}, NAMED))
+    assert time.monotonic() - started < 20
+    assert caught.value.found == "the Docker client does not answer within 1 s"
+    assert caught.value.mend == "docker version"
+    assert caught.value.exit_code == 2

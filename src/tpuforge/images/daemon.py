@@ -123,6 +123,8 @@ def ensure_packages(progress: Progress) -> None:
         # Ubuntu's docker.io holds the client as well
         packages.remove("docker-cli")
     apt_install(packages, progress)
+    if not dockerd:
+        _leave_off(progress)
     if not usable_dockerd():
         raise ForgeError(
             "this distribution's Docker is too old: "
@@ -130,6 +132,21 @@ def ensure_packages(progress: Progress) -> None:
             expected=f"Docker {OLDEST} or newer, as in Debian 12 and 13 and Ubuntu 22.04 and newer",
             mend="use another Docker: set DOCKER_HOST",
         )
+
+
+def _leave_off(progress: Progress) -> None:
+    """Keep the service of a Docker that only this project needs from starting with the machine.
+
+    It would answer on Docker's default socket, with an image store that cannot bake.
+    """
+    systemctl = which("systemctl")
+    if not systemctl:
+        return
+    services = ("docker.service", "docker.socket")
+    done = run([systemctl, "disable", *services], timeout=60, check=False)
+    by_hand = f"systemctl {'disable' if done.code else 'enable --now'} {' '.join(services)}"
+    said = f"could not be turned off ({done.tail})" if done.code else "is left off"
+    progress.note(f"the Docker service that was installed {said}; by hand: {by_hand}")
 
 
 def _kernel_has_apparmor() -> bool:

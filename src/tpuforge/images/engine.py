@@ -20,8 +20,9 @@ from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import daemon
 from tpuforge.images.host import can_install, which
+from tpuforge.images.records import read_record
 from tpuforge.paths import exclusive, out_dir, read_json, write_json
-from tpuforge.process import clean_env, run
+from tpuforge.process import Completed, clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
 
 SCHEMA = "tpuforge.engine/1"
@@ -62,6 +63,25 @@ def record_path() -> Path:
     return out_dir() / "engine" / "engine.json"
 
 
+def recorded() -> dict[str, Any] | None:
+    """The record of the engine of before; one that is not whole counts as missing."""
+    form = {"docker_host": str, "env": dict, "private": bool, "versions": dict}
+    return read_record(record_path(), SCHEMA, form)
+
+
+def _ask(docker: str, env: Mapping[str, str], *words: str) -> Completed:
+    """Ask the client something that takes it a moment; its exit code is the caller's to judge."""
+    try:
+        return run([docker, *words], timeout=_ASK_S, env=env, check=False)
+    except ForgeError as error:
+        # the program is there and no exit code is an error, so it overran its time
+        raise ForgeError(
+            f"the Docker client does not answer within {_ASK_S:.0f} s",
+            expected=f"an answer to docker {words[0]}",
+            mend="docker version",
+        ) from error
+
+
 def version_of(text: str) -> tuple[int, ...]:
     """The numbers at the start of a version.
 
@@ -98,13 +118,8 @@ def user_target(docker: str) -> Target:
         named_by = f"{folder / 'config.json'}"
     if context in ("", "default"):
         return Target({**kept, "DOCKER_HOST": _DEFAULT_HOST}, _DEFAULT_HOST)
-    shown = run(
-        [docker, "context", "inspect", context, "--format", "{{.Endpoints.docker.Host}}"],
-        timeout=_ASK_S,
-        env=clean_env(**kept),
-        check=False,
-        doing=f"looking up the Docker context {context}",
-    )
+    asked = ["context", "inspect", context, "--format", "{{.Endpoints.docker.Host}}"]
+    shown = _ask(docker, clean_env(**kept), *asked)
     if shown.code != 0:
         raise ForgeError(
             f"the Docker context {context!r}, named by {named_by}, is not there\n{shown.tail}",
@@ -134,9 +149,7 @@ def probe(docker: str, target: Target, builder: str | None = None) -> dict[str, 
             its remedy; exit code 2.
     """
     env = clean_env(**target.env)
-    done = run(
-        [docker, "info", "--format", _FORMAT], timeout=_ASK_S, env=env, check=False, doing="docker"
-    )
+    done = _ask(docker, env, "info", "--format", _FORMAT)
     facts = _json_line(done.output)
     if not facts.get("server"):
         raise _silent(target, done.output)
@@ -193,6 +206,10 @@ def _json_line(output: str) -> dict[str, Any]:
 
 class SilentError(ForgeError):
     """No daemon answers, so a private one may take its place."""
+
+
+class ClassicError(ForgeError):
+    """The classic image store and no other builder, so the private engine of before is better."""
 
 
 def _silent(target: Target, output: str) -> SilentError:
@@ -252,13 +269,7 @@ def parse_builder(text: str) -> Builder:
 
 
 def _inspect(docker: str, env: Mapping[str, str], name: str) -> Builder | None:
-    done = run(
-        [docker, "buildx", "inspect", name],
-        timeout=_ASK_S,
-        env=env,
-        check=False,
-        doing=f"looking at the builder {name}",
-    )
+    done = _ask(docker, env, "buildx", "inspect", name)
     found = parse_builder(done.output)
     return found if done.code == 0 and found.driver else None
 
@@ -283,9 +294,7 @@ def _choose(
         if found is not None:
             return found
         raise _lacking(target, [("buildx does not see the daemon's builder", "docker buildx ls")])
-    listed = run(
-        [docker, "buildx", "ls"], timeout=_ASK_S, env=env, check=False, doing="listing builders"
-    )
+    listed = _ask(docker, env, "buildx", "ls")
     for line in listed.output.splitlines()[1:]:
         words = line.split()
         if line[:1].isspace() or len(words) < 2 or words[1] == "docker":
@@ -296,8 +305,8 @@ def _choose(
     raise _classic(target, "no other builder is running")
 
 
-def _classic(target: Target, why: str) -> ForgeError:
-    return ForgeError(
+def _classic(target: Target, why: str) -> ClassicError:
+    return ClassicError(
         f"the Docker at {target.host} has the classic image store, which cannot export OCI "
         f"layouts, and {why}",
         expected="a builder of the docker-container kind, or the containerd image store",
@@ -339,6 +348,7 @@ def ensure_engine(
 
     The first that is there: the Docker that ``DOCKER_HOST``, ``DOCKER_CONTEXT`` or Docker's own
     configuration names; the private one in ``out/engine``; Docker's default; a new private one.
+    A default that cannot export OCI layouts gives way to a private one that was set up before.
 
     Args:
         progress: Told what happens.
@@ -368,6 +378,11 @@ def ensure_engine(
             if target.named_by:
                 raise
             silent = error
+        except ClassicError as error:
+            # such as after a restart: the machine's Docker runs again, and the one taken does not
+            if target.named_by or builder or not install or not _had_private():
+                raise
+            silent = error
     else:
         silent = ForgeError("there is no Docker client on PATH", expected="docker")
         named = os.environ.get("DOCKER_HOST") or os.environ.get("DOCKER_CONTEXT")
@@ -393,6 +408,13 @@ def ensure_engine(
         if not docker:
             raise silent
         return _private(docker, running, builder)
+
+
+def _had_private() -> bool:
+    """Whether a private engine was set up here, and can be started again."""
+    record = recorded()
+    private = record is not None and record["private"]
+    return bool(private and os.geteuid() == 0 and daemon.usable_dockerd())
 
 
 def _by_hand(silent: ForgeError) -> ForgeError:
@@ -425,13 +447,13 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     if options.stop:
         with exclusive("engine", lambda who: progress.note(f"waiting for {who}")):
             ended = daemon.stop(progress)
-            record = read_json(record_path())
-            if isinstance(record, dict) and record.get("private"):
+            record = recorded()
+            if record is not None and record["private"]:
                 record_path().unlink(missing_ok=True)
         if ended:
             return Outcome("done", "the private engine is stopped; its cache stays in out/engine")
         return Outcome("unchanged", "no private engine runs")
-    before = read_json(record_path())
+    before = recorded()
     record = ensure_engine(
         progress,
         builder=options.builder,
