@@ -2,7 +2,7 @@
 
 The page needs nothing beside itself: no font, script, style or picture from elsewhere, and its
 own content policy forbids any. In the image it shows a health report alone; on the host
-``forge report`` hands it everything that is known. Only the standard library is used.
+``./forge report`` hands it everything that is known. Only the standard library is used.
 
 Text never becomes markup by accident: :func:`tag` escapes every child that is not an
 :class:`Html` already, and every attribute.
@@ -555,25 +555,37 @@ def _layers(layers: list[dict[str, Any]]) -> Html | None:
             role="img",
             aria_label="Share of each layer, given in the table below",
         ),
-        tag("table", tag("thead", head), tag("tbody", rows)),
+        tag(
+            "div",
+            tag("table", tag("thead", head), tag("tbody", rows)),
+            class_="scroll",
+            tabindex=0,
+            role="region",
+            aria_label="Layers",
+        ),
     )
 
 
 def _run(image: Data | None) -> Html | None:
-    line = (image or {}).get("run_line")
-    if not line:
-        return None
-    return join(
-        [
-            tag("p", "On a TPU VM, with this image pulled or loaded:"),
+    lines = (
+        ("run_line", "On a TPU VM, with this image pulled or loaded:"),
+        ("local_run_line", "Here, with the private engine that baked it:"),
+        ("save_line", "From the private engine into an engine of your own:"),
+    )
+    parts = [
+        (
+            tag("p", title),
             tag(
                 "div",
-                tag("pre", tag("code", str(line))),
+                tag("pre", tag("code", str((image or {})[key]))),
                 tag("button", "Copy", type_="button", class_="copy", hidden=True),
                 class_="shell",
             ),
-        ]
-    )
+        )
+        for key, title in lines
+        if (image or {}).get(key)
+    ]
+    return join(parts) if parts else None
 
 
 def _checks(checks: list[dict[str, Any]]) -> Html | None:
@@ -906,7 +918,7 @@ padding:.4rem 1.1rem}
 .pairs>div{display:grid;grid-template-columns:10rem 1fr;gap:.2rem 1rem;padding:.4rem 0}
 .pairs>div+div{border-top:1px solid var(--line)}
 .pairs dt{font-size:.9rem}.pairs dd{overflow-wrap:anywhere}
-figure{margin:1.25rem 0}
+figure{margin:1.25rem 0}.scroll{overflow-x:auto}
 .layers{display:flex;gap:2px;height:2.3rem;border-radius:.4rem;overflow:hidden;margin:.5rem 0}
 .layers span{display:grid;place-items:center;min-width:3px;font-size:.85rem;font-weight:600}
 .t0{background:var(--t0)}.t1{background:var(--t1)}.t2{background:var(--t2)}

@@ -179,11 +179,12 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
         "schema": "tpuforge.result/1",
         "verb": "bench",
         "status": "failed",
+        "started": "2999-01-01T00:00:00+00:00",
         "seconds": 1.0,
         "error": {"found": "the engine is gone", "exit_code": 2},
         "exit_code": 2,
     }
-    support.write(tmp_path / "results/bench.json", failed)
+    support.write(tmp_path / "results/bench-runtime-py311.json", failed)
     done = forge("release.report", out=tmp_path)
     assert done.returncode == 0
     assert "bake: The base has drifted." in done.stdout
@@ -194,9 +195,122 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
     assert "44.0 s" in page
 
 
+FAILED = {
+    "schema": "tpuforge.result/1",
+    "status": "failed",
+    "started": "2999-01-01T00:00:00+00:00",
+    "seconds": 1.0,
+    "exit_code": 1,
+    "error": {"found": "lock.txt is of another make"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "counts"),
+    [
+        ("lock_check", {}, True),
+        ("bake-runtime-py311", {"verb": "bake"}, True),
+        # mistyped, and nothing of the image
+        ("bake-runtime-py311", {"verb": "bake", "exit_code": 2}, False),
+        ("smoke-runtime-py311", {"verb": "smoke", "exit_code": 2}, False),
+        ("bake", {}, False),
+        ("smoke-other-py311", {"verb": "smoke"}, False),
+        # by hand, and no part of the main job
+        ("base", {}, False),
+        ("engine", {}, False),
+        ("reproduce-runtime-py311", {"verb": "reproduce", "data": support.DIGEST}, False),
+        # older than the image
+        ("lock_check", {"started": "2001-01-01T00:00:00+00:00"}, False),
+        ("lock_check", {"started": "yesterday"}, False),
+    ],
+)
+def test_whose_failure_is_a_note(
+    tmp_path: Path, name: str, change: dict[str, object], counts: bool
+) -> None:
+    fill(tmp_path, health_data=health(), bench_data=support.bench())
+    support.write(tmp_path / f"results/{name}.json", {**FAILED, "verb": name, **change})
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("note:    " in done.stdout) == counts
+    assert (": lock.txt is of another make." in done.stdout) == counts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"notes": 7},
+        {"error": "x"},
+        {"summary": []},
+        {"seconds": "1"},
+        {"status": None},
+        {"exit_code": "0"},
+        {"started": 7},
+        {"verb": "bench"},
+    ],
+)
+def test_a_result_of_odd_types_counts_as_none(tmp_path: Path, change: dict[str, object]) -> None:
+    fill(tmp_path, health_data=health(), bench_data=support.bench())
+    support.write(tmp_path / "results/lock_check.json", {**FAILED, "verb": "lock_check", **change})
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    stages = report_json(tmp_path)["stages"]
+    assert isinstance(stages, list)
+    assert stages[0] == {"verb": "lock_check", "status": "not run", "why": "it left no result"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": None},
+        {"manifest_digest": 7},
+        {"compressed_bytes": "1"},
+        {"unpacked_bytes": None},
+        {"run_line": []},
+        {"notes": 7},
+        {"layers": {}},
+        {"labels": [1]},
+        {"save_line": 1},
+    ],
+)
+def test_an_image_record_of_odd_types(tmp_path: Path, change: dict[str, object]) -> None:
+    fill(tmp_path, health_data=health())
+    path = tmp_path / "images/runtime-py311/image.json"
+    support.write(path, {**support.IMAGE, **change})
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert f"image.json is damaged: {next(iter(change))}" in done.stderr
+
+
+def test_with_a_private_engine_it_says_how_to_run_it_here(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health())
+    assert "here (private" not in forge("release.report", out=tmp_path).stdout
+    lines = {"local_run_line": "docker -H unix:///x run", "save_line": "docker -H unix:///x save"}
+    path = tmp_path / "images/runtime-py311/image.json"
+    support.write(path, {**support.IMAGE, **lines})
+    done = forge("release.report", out=tmp_path)
+    assert "here (private engine):\n  docker -H unix:///x run\n" in done.stdout
+    assert f"  {lines['save_line']}\n" in done.stdout
+    page = (tmp_path / "report/index.html").read_text()
+    assert lines["local_run_line"] in page
+    assert lines["save_line"] in page
+
+
+def test_a_mistyped_image_is_told_which_ones_there_are(tmp_path: Path) -> None:
+    fill(tmp_path)
+    done = forge("release.report", "--image", "nope", out=tmp_path)
+    assert done.returncode == 2
+    assert "one of the baked images: runtime-py311" in done.stderr
+
+
 def test_a_proof_of_another_image_is_left_out(tmp_path: Path) -> None:
     image = fill(tmp_path, health_data=health())
-    result = {"schema": "tpuforge.result/1", "verb": "reproduce", "status": "done", "seconds": 9.0}
+    result = {
+        "schema": "tpuforge.result/1",
+        "verb": "reproduce",
+        "status": "done",
+        "seconds": 9.0,
+        "exit_code": 0,
+    }
     page = tmp_path / "report/index.html"
     for digest, shown in ((OTHER, False), (image["manifest_digest"], True)):
         record = {**result, "summary": "two bakes agree", "data": {"manifest_digest": digest}}

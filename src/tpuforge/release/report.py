@@ -10,7 +10,7 @@ import argparse
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -28,8 +28,25 @@ BENCH_SCHEMA = "tpuforge.bench/1"
 IMAGE_SCHEMA = "tpuforge.image/1"
 RESULT_SCHEMA = "tpuforge.result/1"
 MAIN_JOB = ("lock_check", "fetch_wheel", "bake", "smoke", "bench")
-STAGES = ("lock_check", "fetch_wheel", "base", "bake", "smoke", "bench", "reproduce")
+OF_AN_IMAGE = ("bake", "smoke", "bench", "reproduce")
+"""Verbs that leave one result per image."""
+STAGES = (*MAIN_JOB, "reproduce")
 """Verbs whose last run the page shows, in the order of the main job."""
+
+_IMAGE = {
+    "name": str,
+    "manifest_digest": str,
+    "compressed_bytes": int,
+    "unpacked_bytes": int,
+    "run_line": str,
+}
+_IMAGE_EXTRAS = {
+    "notes": list,
+    "layers": list,
+    "labels": dict,
+    "local_run_line": str,
+    "save_line": str,
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,7 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
     health = read_part(out / "health" / slug, "health.json", health_report.SCHEMA, image)
     bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
     stages = read_stages(out / "results", slug, str(image["manifest_digest"]))
-    notes = gather_notes(image, health, bench, stages)
+    notes = gather_notes(image, health, bench, stages, _baked_at(out / "images" / slug))
     page = page_module()
     verdict = judge(page, health)
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -143,27 +160,32 @@ def read_image(folder: Path, slug: str, flavour: str | None) -> dict[str, Any]:
     """
     record: Any = read_json(folder / "image.json")
     if record is None:
+        others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))
         raise ForgeError(
             f"nothing to report: the image {slug} was not baked",
-            expected=str(folder / "image.json"),
-            mend="forge bake, then forge smoke and forge report",
+            expected=f"one of the baked images: {others}" if others else f"{folder / 'image.json'}",
+            mend="./forge bake, then ./forge smoke and ./forge report",
         )
-    wanted = ("name", "manifest_digest", "compressed_bytes", "unpacked_bytes", "run_line")
     if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
-        missing = ["schema"]
+        bad = ["schema"]
     else:
-        missing = [key for key in wanted if key not in record]
-    if missing:
+        bad = [key for key, kind in _IMAGE.items() if type(record.get(key)) is not kind]
+        bad += [
+            key
+            for key, kind in _IMAGE_EXTRAS.items()
+            if not isinstance(record.get(key), kind | None)
+        ]
+    if bad:
         raise ForgeError(
-            f"{folder / 'image.json'} is damaged: {', '.join(missing)}",
+            f"{folder / 'image.json'} is damaged: {', '.join(bad)}",
             expected=f"a record of the schema {IMAGE_SCHEMA}",
-            mend="forge bake",
+            mend="./forge bake",
         )
     if flavour and record.get("flavour") != flavour:
         raise ForgeError(
             f"{slug} was baked from the flavour {record.get('flavour')}",
             expected=f"the flavour {flavour}",
-            mend=f"forge bake --flavour {flavour}",
+            mend=f"./forge bake --flavour {flavour}",
         )
     return dict(record)
 
@@ -237,20 +259,42 @@ def read_stages(folder: Path, slug: str, digest: str) -> list[dict[str, Any]]:
     """
     stages = []
     for verb in STAGES:
-        for name in (f"{verb}-{slug}", verb):
-            record = read_json(folder / f"{name}.json")
-            if isinstance(record, dict) and record.get("schema") == RESULT_SCHEMA:
-                if verb == "reproduce" and digest not in str(record.get("data")):
-                    continue
-                if record.get("summary"):
-                    # the page is handed on: where it was made is nobody's business
-                    record["summary"] = str(record["summary"]).replace(f"{folder.parent}/", "out/")
-                stages.append(record)
-                break
-        else:
+        name = f"{verb}-{slug}" if verb in OF_AN_IMAGE else verb
+        record = _result(read_json(folder / f"{name}.json"), verb)
+        if record is None:
             if verb in MAIN_JOB:
                 stages.append({"verb": verb, "status": "not run", "why": "it left no result"})
+            continue
+        if verb == "reproduce" and digest not in str(record.get("data")):
+            continue
+        if record.get("summary"):
+            # the page is handed on: where it was made is nobody's business
+            record["summary"] = record["summary"].replace(f"{folder.parent}/", "out/")
+        stages.append(record)
     return stages
+
+
+def _result(record: Any, verb: str) -> dict[str, Any] | None:
+    """A verb's result, or None for a document that is none."""
+    if not isinstance(record, dict) or record.get("schema") != RESULT_SCHEMA:
+        return None
+    shape = {
+        "verb": str,
+        "status": str,
+        "seconds": int | float,
+        "exit_code": int,
+        "started": str | None,
+        "summary": str | None,
+        "notes": list | None,
+        "error": dict | None,
+    }
+    fits = all(isinstance(record.get(key), kind) for key, kind in shape.items())
+    return dict(record) if fits and record["verb"] == verb else None
+
+
+def _baked_at(folder: Path) -> datetime:
+    """When an image was finished: its record is what a bake writes last."""
+    return datetime.fromtimestamp((folder / "image.json").stat().st_mtime, UTC)
 
 
 def base_packages(folder: Path, image: dict[str, Any]) -> list[dict[str, Any]]:
@@ -271,15 +315,24 @@ def base_packages(folder: Path, image: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def gather_notes(
-    image: dict[str, Any], health: Part, bench: Part, stages: Sequence[dict[str, Any]]
+    image: dict[str, Any],
+    health: Part,
+    bench: Part,
+    stages: Sequence[dict[str, Any]],
+    baked_at: datetime,
 ) -> list[dict[str, str]]:
     """What the reader must not miss, each sentence once.
+
+    A verb's failure counts if it came after the bake and is about this image. One that only says
+    that the verb could not work (exit code 2), such as a mistyped command, is about the image only
+    where it explains why there is no health or benchmark of it.
 
     Args:
         image: The image's record.
         health: Its health.
         bench: Its benchmarks.
         stages: The verbs' results.
+        baked_at: When the image was finished.
 
     Returns:
         ``{"from": who says it, "text": one sentence}``.
@@ -291,19 +344,39 @@ def gather_notes(
     for text in image.get("notes") or []:
         notes.setdefault(_sentence(str(text)), "image")
     for stage in stages:
+        verb = str(stage["verb"])
+        if verb not in MAIN_JOB:
+            continue
         for text in stage.get("notes") or []:
-            notes.setdefault(_sentence(str(text)), str(stage.get("verb")))
-        if stage.get("status") == "failed":
-            found = (stage.get("error") or {}).get("found") or "it failed"
-            notes.setdefault(_sentence(str(found).splitlines()[0]), str(stage.get("verb")))
-        if stage.get("status") == "interrupted":
-            notes.setdefault("Its last run was interrupted.", str(stage.get("verb")))
+            notes.setdefault(_sentence(str(text)), verb)
+        if not _ended_after(stage, baked_at):
+            continue
+        if stage["status"] == "failed":
+            left = {"smoke": health, "bench": bench}.get(verb)
+            wanting = left is not None and left.state != "fresh"
+            if stage["exit_code"] != Exit.CANNOT or wanting:
+                found = str((stage.get("error") or {}).get("found") or "it failed")
+                notes.setdefault(_sentence(found.splitlines()[0]), verb)
+        elif stage["status"] == "interrupted":
+            notes.setdefault("Its last run was interrupted.", verb)
     return [{"from": source, "text": text} for text, source in notes.items()]
 
 
+def _ended_after(stage: dict[str, Any], moment: datetime) -> bool:
+    try:
+        started = datetime.fromisoformat(stage.get("started") or "")
+        # the start is written in whole seconds
+        return started + timedelta(seconds=stage["seconds"] + 1) > moment
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
 def _sentence(text: str) -> str:
-    text = text.strip()
-    text = text[:1].upper() + text[1:]
+    text = text.strip() or "it says nothing"
+    first = text.split()[0]
+    # the name of a file or a package stays as it is written
+    if first.rstrip(",:;").isalpha():
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
@@ -379,7 +452,12 @@ def _show(
         print(f"{key + ':':<8} {value}")
     for note in notes:
         print(f"{'note:':<8} {note['from']}: {note['text']}")
-    print(f"\non a TPU VM:\n  {image['run_line']}\n")
+    print(f"\non a TPU VM:\n  {image['run_line']}")
+    if image.get("local_run_line"):
+        print(f"here (private engine):\n  {image['local_run_line']}")
+    if image.get("save_line"):
+        print(f"into an engine of your own:\n  {image['save_line']}")
+    print()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
