@@ -6,12 +6,16 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
+from tpuforge.images import base as recipe
 from tpuforge.images import oci
 from tpuforge.images.base import keep, named_base
+from tpuforge.pins import Suite
 
 EPOCH = 1795996800
 
@@ -155,3 +159,45 @@ def test_another_base_is_taken_by_digest_only() -> None:
     ):
         with pytest.raises(ForgeError, match="by digest"):
             named_base(bad)
+
+
+WHOLE: dict[str, Any] = {
+    "schema": recipe.SCHEMA,
+    "key": "1",
+    "layout": "base/x",
+    "manifest_digest": "sha256:1",
+    "tar_sha256": "2",
+    "unpacked_bytes": 3,
+    "packages": [],
+    "drift": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "whole"),
+    [
+        (WHOLE, True),
+        (WHOLE | {"drift": ["bash: 1 -> 2"], "lock_sha256": "4"}, True),
+        *(
+            ({name: value for name, value in WHOLE.items() if name != gone}, False)
+            for gone in WHOLE
+        ),
+        ([], False),
+        (WHOLE | {"schema": "tpuforge.base/0"}, False),
+        (WHOLE | {"layout": None}, False),
+        (WHOLE | {"drift": "bash"}, False),
+        (WHOLE | {"drift": [1]}, False),
+    ],
+)
+def test_a_record_that_is_not_whole_counts_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, whole: bool
+) -> None:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    path = recipe.record_path("bookworm")
+    path.parent.mkdir()
+    path.write_text(json.dumps(value))
+    assert recipe._read("bookworm") == (value if whole else None)
+    with Progress("base", quiet=True) as progress:
+        suite = Suite("bookworm", ())
+        # there is no layout, so even a whole record has nothing ready
+        assert recipe._ready(suite, "1", progress, release=True, verify=True) is None
