@@ -17,6 +17,7 @@ import pytest
 
 import smoke_host_support as support
 from smoke_host_support import CONFIG, DIGEST, calls, fake_engine, fill, forge, health
+from tpuforge.smoke import container
 
 PLAIN = ("--tier", "static,import")
 
@@ -204,7 +205,43 @@ def test_no_image(tmp_path: Path) -> None:
         done = forge(module, out=tmp_path)
         assert done.returncode == 2
         assert "the image runtime-py311 was not baked" in done.stderr
-        assert "mend:     forge bake" in done.stderr
+        assert "mend:     ./forge bake" in done.stderr
+
+
+def test_a_mistyped_image_is_told_which_ones_there_are(tmp_path: Path) -> None:
+    fill(tmp_path)
+    done = forge("smoke.health", "--image", "nope", out=tmp_path)
+    assert done.returncode == 2
+    assert "the image nope-py311 was not baked" in done.stderr
+    assert "expected: one of the baked images: runtime-py311" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema": "x"}, {"name": 7}, {"config_digest": None}, {"flavour": []}]
+)
+def test_an_image_record_of_odd_types(tmp_path: Path, change: dict[str, object]) -> None:
+    fill(tmp_path)
+    path = tmp_path / "images/runtime-py311/image.json"
+    support.write(path, {**support.IMAGE, **change})
+    for module in ("smoke.health", "smoke.bench"):
+        done = forge(module, out=tmp_path)
+        assert done.returncode == 2
+        assert f"image.json is damaged: {next(iter(change))}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change", [{"env": [1]}, {"schema": "x"}, {"docker": 7}, {"init": "no"}, None]
+)
+def test_an_engine_record_of_odd_types_counts_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object] | None
+) -> None:
+    record = {"schema": "tpuforge.engine/1", "docker": "/x/docker", "env": {"A": "b"}}
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    path = tmp_path / "engine/engine.json"
+    support.write(path, record)
+    assert container._recorded() == container.Engine("/x/docker", {"A": "b"})
+    support.write(path, [record] if change is None else {**record, **change})
+    assert container._recorded() is None
 
 
 @pytest.mark.parametrize(

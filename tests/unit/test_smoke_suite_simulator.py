@@ -12,7 +12,10 @@ import pytest
 from smoke_suite_support import ROOT
 from tpuforge.errors import ForgeError
 from tpuforge.lockfile import read_lock
+from tpuforge.pins import load
 from tpuforge.smoke import simulator
+
+LOCK = ROOT / "lock" / f"simulator-py{load().default_python.replace('.', '')}.txt"
 
 
 def _forge(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,9 +40,14 @@ def test_the_key_follows_every_input(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(simulator, "WRAPPER", source)
     assert simulator.key() != before
     monkeypatch.undo()
-    lock = tmp_path / "simulator.txt"
-    lock.write_text(simulator.LOCK.read_text().replace("sha256:5", "sha256:6", 1))
-    monkeypatch.setattr(simulator, "LOCK", lock)
+    lock = tmp_path / LOCK.name
+    # without its head, which vouches for the other lines
+    lines = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
+    text = "\n".join(lines)
+    changed = text.replace("sha256:5", "sha256:6", 1)
+    assert changed != text
+    lock.write_text(changed)
+    monkeypatch.setattr(simulator, "LOCKS", tmp_path)
     assert simulator.key() != before
 
 
@@ -53,9 +61,9 @@ def test_an_unknown_generation_is_refused(tmp_path: Path) -> None:
 def test_a_lock_without_the_plugin_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = tmp_path / "simulator-py311.txt"
+    lock = tmp_path / LOCK.name
     lock.write_text(f"ziglang==1.0 --hash=sha256:{'0' * 64}\n")
-    monkeypatch.setattr(simulator, "LOCK", lock)
+    monkeypatch.setattr(simulator, "LOCKS", tmp_path)
     with pytest.raises(ForgeError, match="has no xla-cpu-pjrt"):
         simulator.key()
 
@@ -69,7 +77,7 @@ def test_a_missing_wheel_is_named_with_what_mends_it(tmp_path: Path) -> None:
 
 
 def test_a_wheel_with_another_digest_is_refused(tmp_path: Path) -> None:
-    pin = next(one for one in read_lock(simulator.LOCK) if one.name == "xla-cpu-pjrt")
+    pin = next(one for one in read_lock(LOCK) if one.name == "xla-cpu-pjrt")
     folder = tmp_path / "wheelhouse" / pin.sha256
     folder.mkdir(parents=True)
     (folder / "xla_cpu_pjrt-0.0.1-py3-none-manylinux_2_27_x86_64.whl").write_bytes(b"flipped")
@@ -77,3 +85,14 @@ def test_a_wheel_with_another_digest_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "in the wheelhouse has the digest" in done.stderr
     assert list((tmp_path / "simulator").iterdir()) == []
+
+
+def test_the_python_that_is_asked_for_names_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulator, "LOCKS", tmp_path)
+    for python in load().pythons:
+        with pytest.raises(ForgeError, match=f"simulator-py{python.replace('.', '')}.txt"):
+            simulator.key(python=python)
+    with pytest.raises(ForgeError, match=r"Python 2\.7 is not supported"):
+        simulator.key(python="2.7")

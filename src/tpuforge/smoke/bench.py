@@ -60,7 +60,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
     folder = out_dir() / "bench" / subject.slug
     inputs = {
         "the image": subject.digest,
-        "the simulator": simulator.key(),
+        "the simulator": simulator.key(python=options.python),
         "the number of samples": str(options.samples),
         "the choice of targets": ",".join(options.target),
     }
@@ -79,7 +79,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         notes: list[str] = []
         simulated = None
         try:
-            simulated = simulator.ensure_simulator(progress)
+            simulated = simulator.ensure_simulator(progress, python=options.python)
         except ForgeError as error:
             notes.append(f"the simulator could not be made: {error.found}; mend: {error.mend}")
             progress.note(notes[-1], loud=True)
@@ -140,7 +140,7 @@ def _measure(room: container.Room, options: argparse.Namespace, simulated: Path 
         raise ForgeError(
             f"the benchmarks ended with exit code {done.code} and left no result\n{done.tail}",
             expected=f"a result of the schema {BENCH_SCHEMA}",
-            mend="forge bench --help for the options; forge bake if the image is older",
+            mend="./forge bench --help for the options; ./forge bake if the image is older",
         )
     return code
 

@@ -40,6 +40,7 @@ from tpuforge.pins import load
 from tpuforge.process import Completed, clean_env, run
 
 IMAGE_SCHEMA = "tpuforge.image/1"
+ENGINE_SCHEMA = "tpuforge.engine/1"
 RUN_SCHEMA = "tpuforge.run/1"
 RESULTS = "/results"
 """Where a container finds the folder that it may write to."""
@@ -218,28 +219,29 @@ def baked(options: argparse.Namespace) -> Subject:
     name = slug(options)
     folder = out_dir() / "images" / name
     record = read_json(folder / "image.json")
-    mend = "forge bake"
+    mend = "./forge bake"
     for option, value in (("--image", options.image), ("--python", options.python)):
         mend += f" {option} {value}" if value else ""
     if record is None:
+        others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))
         raise ForgeError(
             f"the image {name} was not baked",
-            expected=str(folder / "image.json"),
+            expected=f"one of the baked images: {others}" if others else f"{folder / 'image.json'}",
             mend=mend,
         )
-    try:
-        if record["schema"] != IMAGE_SCHEMA:
-            raise ForgeError(
-                f"{folder / 'image.json'} has the schema {record['schema']}",
-                expected=IMAGE_SCHEMA,
-                mend=mend,
-            )
-        flavour, digests = record["flavour"], (record["manifest_digest"], record["config_digest"])
-        reference = record["name"]
-    except (KeyError, TypeError) as error:
+    if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
+        bad = ["schema"]
+    else:
+        wanted = ("name", "flavour", "python", "manifest_digest", "config_digest", "lock_sha256")
+        bad = [key for key in wanted if not isinstance(record.get(key), str)]
+    if bad:
         raise ForgeError(
-            f"{folder / 'image.json'} is damaged: {error}", expected=IMAGE_SCHEMA, mend=mend
-        ) from error
+            f"{folder / 'image.json'} is damaged: {', '.join(bad)}",
+            expected=f"a record of the schema {IMAGE_SCHEMA}",
+            mend=mend,
+        )
+    flavour, reference = record["flavour"], record["name"]
+    digests = (record["manifest_digest"], record["config_digest"])
     if options.flavour and options.flavour != flavour:
         raise ForgeError(
             f"{name} was baked from the flavour {flavour}",
@@ -273,7 +275,7 @@ def referenced(engine: Engine, reference: str) -> Subject:
 
 
 def find_engine(progress: Progress) -> Engine:
-    """The engine that the bake used, or whatever ``forge engine`` finds now.
+    """The engine that the bake used, or whatever ``./forge engine`` finds now.
 
     Args:
         progress: Shows what is done.
@@ -307,21 +309,19 @@ def find_engine(progress: Progress) -> Engine:
         raise ForgeError(
             error.get("found") or f"no Docker engine answers\n{done.tail}",
             expected=error.get("expected") or "an engine that answers",
-            mend=error.get("mend") or "forge engine",
+            mend=error.get("mend") or "./forge engine",
         )
     return engine
 
 
 def _recorded() -> Engine | None:
     record = read_json(out_dir() / "engine" / "engine.json")
-    if not isinstance(record, dict) or not record.get("docker"):
+    if not isinstance(record, dict) or record.get("schema") != ENGINE_SCHEMA:
         return None
-    env = record.get("env") or {}
-    return Engine(
-        str(record["docker"]),
-        {str(key): str(value) for key, value in env.items()},
-        bool(record.get("init", True)),
-    )
+    docker, env, init = record.get("docker"), record.get("env", {}), record.get("init", True)
+    if not (docker and isinstance(docker, str) and isinstance(env, dict) and type(init) is bool):
+        return None
+    return Engine(docker, {key: str(value) for key, value in env.items()}, init)
 
 
 def _answers(engine: Engine) -> bool:
@@ -374,7 +374,7 @@ def loaded(engine: Engine, subject: Subject, progress: Progress) -> Iterator[str
         raise ForgeError(
             f"the engine does not hold {subject.reference} with the digest {subject.digest}",
             expected="the image that image.json names, bit for bit",
-            mend="forge bake, then forge smoke again",
+            mend="./forge bake, then ./forge smoke again",
             exit_code=Exit.FAULT,
         )
     try:
@@ -404,7 +404,7 @@ def _identify(engine: Engine, reference: str) -> str | None:
     raise ForgeError(
         f"the engine cannot be asked for {reference}\n{done.tail}",
         expected="an engine that answers",
-        mend="forge engine",
+        mend="./forge engine",
     )
 
 
@@ -416,7 +416,7 @@ def _load(engine: Engine, subject: Subject, layout: Path, progress: Progress) ->
         raise ForgeError(
             f"{layout} is not the OCI layout of {subject.reference}: {error}",
             expected=f"a layout that holds {subject.digest}",
-            mend="forge bake",
+            mend="./forge bake",
             exit_code=Exit.FAULT,
         ) from error
     read, write = os.pipe()
@@ -451,7 +451,7 @@ def _load(engine: Engine, subject: Subject, layout: Path, progress: Progress) ->
         raise ForgeError(
             f"the engine does not take {subject.reference}\n{done.tail}",
             expected="an engine with space that loads an OCI layout",
-            mend="free some space (docker system df), forge bake, then the same command again",
+            mend="free some space (docker system df), ./forge bake, then the same command again",
         )
 
 
@@ -618,7 +618,7 @@ def _not_run(done: Completed, job: Job) -> ForgeError:
         return ForgeError(
             f"{what} was not done after {job.limit:.0f} s and was ended\n{done.tail}",
             expected="a machine that is not overloaded",
-            mend=f"try again when the machine is idle: forge {what}",
+            mend=f"try again when the machine is idle: ./forge {what}",
         )
     if done.code == _OUT_OF_MEMORY:
         return ForgeError(
@@ -629,14 +629,14 @@ def _not_run(done: Completed, job: Job) -> ForgeError:
     if done.code in _NOT_RUNNABLE:
         return ForgeError(
             f"the image has no command {what}\n{done.tail}",
-            expected="an image that forge bake made",
-            mend="forge bake",
+            expected="an image that ./forge bake made",
+            mend="./forge bake",
             exit_code=Exit.FAULT,
         )
     return ForgeError(
         f"the engine could not run the container\n{done.tail}",
         expected="a healthy engine",
-        mend="forge engine, then run the same command again",
+        mend="./forge engine, then run the same command again",
     )
 
 
@@ -720,7 +720,7 @@ def publish(folder: Path, files: Mapping[str, Path], record: Any) -> None:
             raise ForgeError(
                 f"the image's command left no {name}",
                 expected=f"the results {', '.join(files)}",
-                mend="forge bake",
+                mend="./forge bake",
                 exit_code=Exit.FAULT,
             )
     folder.mkdir(parents=True, exist_ok=True)

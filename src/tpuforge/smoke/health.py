@@ -58,7 +58,7 @@ def _tiers(text: str) -> list[str]:
             raise ForgeError(
                 f"there is no tier {word!r}",
                 expected=f"a list of {', '.join(TIERS)}",
-                mend="forge smoke --help",
+                mend="./forge smoke --help",
             )
     if not words:
         raise ForgeError(
@@ -77,7 +77,7 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
     folder = out_dir() / "health" / subject.slug
     inputs = {
         "the image": subject.digest,
-        "the simulator": simulator.key() if "simulate" in tiers else "",
+        "the simulator": simulator.key(python=options.python) if "simulate" in tiers else "",
         "the choice of tiers": ",".join(tiers),
         "the choice of targets": ",".join(options.target),
     }
@@ -102,7 +102,7 @@ def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
         simulated = None
         if "simulate" in tiers:
             try:
-                simulated = simulator.ensure_simulator(progress)
+                simulated = simulator.ensure_simulator(progress, python=options.python)
             except ForgeError as error:
                 # the other tiers can be judged; the suite itself says that this one was not
                 notes.append(f"the simulator could not be made: {error.found}; mend: {error.mend}")
@@ -170,7 +170,7 @@ def _join_junit(path: Path, other: Path) -> None:
         raise ForgeError(
             f"the health suite left no JUnit XML: {error}",
             expected="a suite that --junit makes write one",
-            mend="forge bake",
+            mend="./forge bake",
             exit_code=Exit.FAULT,
         ) from error
     for position, suite in enumerate(first.getroot()):
@@ -203,7 +203,7 @@ def _read(path: Path, done: Completed) -> dict[str, Any]:
     raise ForgeError(
         f"the health suite ended with exit code {done.code} and left no report of that\n{output}",
         expected=f"a report of the schema {health_report.SCHEMA}",
-        mend="forge smoke --help for the options; forge bake if the image is older than the suite",
+        mend="./forge smoke --help for the options; ./forge bake if the image is older",
     )
 
 

@@ -22,11 +22,12 @@ from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import read_lock
 from tpuforge.paths import ROOT, exclusive, out_dir, read_json, sha256_file, sha256_text, write_json
+from tpuforge.pins import load
 from tpuforge.process import clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
 
 SCHEMA = "tpuforge.simulator/1"
-LOCK = ROOT / "lock" / "simulator-py311.txt"
+LOCKS = ROOT / "lock"
 WRAPPER = ROOT / "smoke" / "simulator" / "wrapper.c"
 GENERATIONS = {"v5e": "0x0063", "v5p": "0x0062", "v6e": "0x006f", "v7": "0x0076"}
 """TPU generation to PCI device number, as in torch_tpu's ``hardware.py``."""
@@ -78,14 +79,15 @@ class _Wheels:
     compiler: str
 
 
-def _wheels() -> _Wheels:
-    pins = {one.name: one for one in read_lock(LOCK)}
+def _wheels(python: str | None) -> _Wheels:
+    lock = LOCKS / f"simulator-py{load().python(python).replace('.', '')}.txt"
+    pins = {one.name: one for one in read_lock(lock)}
     for name in ("xla-cpu-pjrt", "ziglang"):
         if name not in pins:
             raise ForgeError(
-                f"{LOCK.name} has no {name}",
+                f"{lock.name} has no {name}",
                 expected="the simulator's CPU plugin and its compiler in the lock",
-                mend="forge lock",
+                mend="./forge lock",
                 exit_code=Exit.FAULT,
             )
     plugin, compiler = pins["xla-cpu-pjrt"], pins["ziglang"]
@@ -102,30 +104,34 @@ def _generation(name: str) -> str:
     return name
 
 
-def key(generation: str = DEFAULT_GENERATION) -> str:
+def key(generation: str = DEFAULT_GENERATION, python: str | None = None) -> str:
     """The digest of everything that the simulator is made from.
 
     Args:
         generation: The simulated chip.
+        python: The Python whose lock names the wheels, ``X.Y``; the pins' own if not given.
 
     Returns:
         64 hex digits; the name of the simulator's folder.
 
     Raises:
-        ForgeError: If the lock is missing or bad, or the generation is unknown.
+        ForgeError: If the lock is missing or bad, or the generation or Python is unknown.
     """
-    wheels = _wheels()
+    wheels = _wheels(python)
     chip = (_generation(generation), GENERATIONS[generation], _VENDOR, _CLASS, _ADDRESS, _GROUP)
     source = WRAPPER.read_text(encoding="utf-8")
     return sha256_text(SCHEMA, source, wheels.plugin, wheels.compiler, *_COMPILE, *chip)
 
 
-def ensure_simulator(progress: Progress, generation: str = DEFAULT_GENERATION) -> Path:
+def ensure_simulator(
+    progress: Progress, generation: str = DEFAULT_GENERATION, python: str | None = None
+) -> Path:
     """The simulator's folder, made if it is not there or was damaged.
 
     Args:
         progress: Where work is shown.
         generation: The simulated chip.
+        python: The Python whose lock names the wheels, ``X.Y``; the pins' own if not given.
 
     Returns:
         ``out/simulator/<key>``, with ``wrapper.so``, ``plugin.so``, ``pci/``, ``vfio`` and
@@ -134,7 +140,7 @@ def ensure_simulator(progress: Progress, generation: str = DEFAULT_GENERATION) -
     Raises:
         ForgeError: If a wheel is missing or bad, or the wrapper cannot be compiled.
     """
-    name = key(generation)
+    name = key(generation, python)
     folder = out_dir() / "simulator" / name
     with exclusive(
         "simulator",
@@ -142,7 +148,7 @@ def ensure_simulator(progress: Progress, generation: str = DEFAULT_GENERATION) -
     ):
         if _intact(folder, name):
             return folder
-        wheels = _wheels()
+        wheels = _wheels(python)
         with progress.step("building the simulator"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             # what a killed run left behind; nobody else can be at work under the lock
@@ -160,7 +166,9 @@ def _intact(folder: Path, name: str) -> bool:
     record = read_json(folder / "simulator.json")
     if not isinstance(record, dict) or record.get("key") != name:
         return False
-    files = record.get("files")
+    plugin, files = record.get("plugin"), record.get("files")
+    if not isinstance(plugin, dict) or not isinstance(plugin.get("wheel"), str):
+        return False
     if not isinstance(files, dict) or not {"wrapper.so", "plugin.so"} <= files.keys():
         return False
     chip = folder / "pci" / _ADDRESS
@@ -179,13 +187,13 @@ def _wheel(digest: str, title: str) -> Path:
         raise ForgeError(
             f"{title} is not in the wheelhouse",
             expected=f"the wheel with the digest {digest[:16]}…",
-            mend="forge fetch_wheel",
+            mend="./forge fetch_wheel",
         )
     if (actual := sha256_file(found[0])) != digest:
         raise ForgeError(
             f"{found[0].name} in the wheelhouse has the digest {actual[:16]}…",
             expected=f"{digest[:16]}…, as the lock says",
-            mend="forge fetch_wheel",
+            mend="./forge fetch_wheel",
             exit_code=Exit.FAULT,
         )
     return found[0]
@@ -224,7 +232,7 @@ def _build(scratch: Path, wheels: _Wheels, generation: str, name: str) -> Path:
         env=clean_env(**caches),
         cwd=work,
         doing="compiling the simulator's wrapper",
-        mend="forge fetch_wheel, then the same command again",
+        mend="./forge fetch_wheel, then the same command again",
     )
     (work / "wrapper.so").rename(made / "wrapper.so")
     _chip(made / "pci" / _ADDRESS, GENERATIONS[generation])
@@ -260,9 +268,9 @@ def _chip(folder: Path, device: str) -> None:
 
 
 def _action(options: argparse.Namespace, progress: Progress) -> Outcome:
-    name = key(options.generation)
+    name = key(options.generation, options.python)
     was_there = (out_dir() / "simulator" / name / "simulator.json").is_file()
-    folder = ensure_simulator(progress, options.generation)
+    folder = ensure_simulator(progress, options.generation, options.python)
     record = read_json(folder / "simulator.json")
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     words = f"a simulated TPU {options.generation} on {record['plugin']['wheel']}, {size(total)}"
@@ -289,6 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="TPU",
         help=f"one of {', '.join(GENERATIONS)} (default {DEFAULT_GENERATION})",
     )
+    made.add_argument("--python", metavar="X.Y", help="Python (default: from the pins)")
     return run_verb("simulator", made, _action, argv)
 
 
