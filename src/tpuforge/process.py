@@ -187,13 +187,13 @@ def run(
     done = Completed(words, child.returncode, "\n".join(lines), time.monotonic() - started)
     if late or code is None:
         raise ForgeError(
-            f"{what}: not done after {timeout:.0f} s; ended\n{done.tail}",
+            f"{what}: not done after {timeout:.0f} s; ended\n{done.tail}".rstrip(),
             expected=f"an end within {timeout:.0f} s",
             mend=mend or f"try by hand: {redact(shlex.join(words))}",
         )
     if check and code != 0:
         raise ForgeError(
-            f"{what}: exit code {code}\n{done.tail}",
+            f"{what}: exit code {code}\n{done.tail}".rstrip(),
             expected="exit code 0",
             mend=mend or f"try by hand: {redact(shlex.join(words))}",
             exit_code=Exit.CANNOT,

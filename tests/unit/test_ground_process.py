@@ -73,6 +73,15 @@ def test_time_limit_ends_the_whole_group(tmp_path: Path) -> None:
     assert not _alive(int(pid_file.read_text()))
 
 
+def test_a_silent_child_leaves_no_empty_line_in_the_error() -> None:
+    with pytest.raises(ForgeError) as caught:
+        process.run(["sh", "-c", "exit 3"], timeout=10, doing="asking")
+    assert caught.value.found == "asking: exit code 3"
+    with pytest.raises(ForgeError) as caught:
+        process.run(["sleep", "60"], timeout=1, doing="asking")
+    assert caught.value.found == "asking: not done after 1 s; ended"
+
+
 def test_a_child_that_ignores_term_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
