@@ -312,10 +312,13 @@ def test_an_unchanged_run_refreshes_the_lines_to_the_engine(
     monkeypatch.setattr(bake, "_stale", lambda *_: "")
     monkeypatch.setattr(bake, "_in_engine", lambda *_: True)
     write_record(WHOLE | {"local_run_line": "", "save_line": ""})
+    path = target().finished / "image.json"
+    os.utime(path, (1000, 1000))
     with Progress("bake", quiet=True) as progress:
         outcome = bake.bake(target(), PINS, progress)
     assert outcome.status == "unchanged"
     lines = bake.local_lines(ours, target().name)
-    assert json.loads((target().finished / "image.json").read_text()) == WHOLE | lines
+    assert json.loads(path.read_text()) == WHOLE | lines
+    assert path.stat().st_mtime == 1000, "its time is that of the bake"
     assert lines["local_run_line"] in outcome.text
     assert outcome.data == WHOLE | lines

@@ -197,11 +197,7 @@ def bake(
             loaded = not load or _in_engine(engine, record)
             if not loaded:
                 _load(engine, target, target.finished / "oci", progress)
-            here = local_lines(engine, target.name)
-            if any(record.get(name) != line for name, line in here.items()):
-                # another engine than the one that baked it
-                record |= here
-                write_json(target.finished / "image.json", record)
+            _refresh(target, record, engine)
             return _outcome(record, loaded=loaded)
         progress.note(f"baking {target.name}: {why}")
         prepare(target, inputs, pins, progress)
@@ -243,6 +239,19 @@ def _base(
 def _read(target: Target) -> dict[str, Any] | None:
     """The record of the finished image; one that is not whole counts as missing."""
     return read_record(target.finished / "image.json", SCHEMA, _FORM)
+
+
+def _refresh(target: Target, record: dict[str, Any], engine: Mapping[str, Any]) -> None:
+    """Have the lines lead to the engine that is there now; another one may have baked the image."""
+    here = local_lines(engine, target.name)
+    if all(record.get(name) == line for name, line in here.items()):
+        return
+    record |= here
+    path = target.finished / "image.json"
+    before = path.stat()
+    write_json(path, record)
+    # its time is that of the bake
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def _stale(target: Target, record: Mapping[str, Any] | None, key: str, inputs: Inputs) -> str:
