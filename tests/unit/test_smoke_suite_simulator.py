@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -96,3 +97,20 @@ def test_the_python_that_is_asked_for_names_the_lock(
             simulator.key(python=python)
     with pytest.raises(ForgeError, match=r"Python 2\.7 is not supported"):
         simulator.key(python="2.7")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [],
+        {"key": "k"},
+        {"key": "k", "plugin": 7, "files": {"wrapper.so": "0", "plugin.so": "0"}},
+        {"key": "k", "plugin": {"wheel": "w"}, "files": ["wrapper.so", "plugin.so"]},
+        {"key": "k", "plugin": {"wheel": "w"}, "files": {"wrapper.so": 1, "plugin.so": None}},
+    ],
+)
+def test_an_odd_record_is_a_simulator_to_be_made_again(tmp_path: Path, record: object) -> None:
+    (tmp_path / "simulator.json").write_text(json.dumps(record))
+    for name in ("wrapper.so", "plugin.so"):
+        (tmp_path / name).write_bytes(b"")
+    assert not simulator._intact(tmp_path, "k")
