@@ -28,7 +28,7 @@ BENCH_SCHEMA = "tpuforge.bench/1"
 IMAGE_SCHEMA = "tpuforge.image/1"
 RESULT_SCHEMA = "tpuforge.result/1"
 MAIN_JOB = ("lock_check", "fetch_wheel", "bake", "smoke", "bench")
-OF_AN_IMAGE = ("bake", "smoke", "bench", "reproduce")
+OF_AN_IMAGE = ("bake", "smoke", "bench")
 """Verbs that leave one result per image."""
 STAGES = (*MAIN_JOB, "reproduce")
 """Verbs whose last run the page shows, in the order of the main job."""
@@ -164,7 +164,8 @@ def read_image(folder: Path, slug: str, flavour: str | None) -> dict[str, Any]:
         raise ForgeError(
             f"nothing to report: the image {slug} was not baked",
             expected=f"one of the baked images: {others}" if others else f"{folder / 'image.json'}",
-            mend="./forge bake, then ./forge smoke and ./forge report",
+            mend=("name one of them, or " if others else "")
+            + "./forge bake, then ./forge smoke and ./forge report",
         )
     if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
         bad = ["schema"]

@@ -227,7 +227,7 @@ def baked(options: argparse.Namespace) -> Subject:
         raise ForgeError(
             f"the image {name} was not baked",
             expected=f"one of the baked images: {others}" if others else f"{folder / 'image.json'}",
-            mend=mend,
+            mend=f"name one of them, or {mend}" if others else mend,
         )
     if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
         bad = ["schema"]
