@@ -13,9 +13,10 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tpuforge.errors import ForgeError
 
@@ -175,6 +176,17 @@ def _sync_dir(path: Path) -> None:
         os.close(handle)
 
 
+def _holder(file: IO[str]) -> str:
+    """Who holds a lock; it writes its name just after it has the lock, over an older one."""
+    for _ in range(20):
+        file.seek(0)
+        text = file.read().strip()
+        if text and Path("/proc", text.rpartition(" ")[2]).exists():
+            return text
+        time.sleep(0.05)
+    return "another run"
+
+
 @contextlib.contextmanager
 def exclusive(name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold ``out/.locks/NAME`` so that only one run does this work; wait for another's end.
@@ -200,9 +212,8 @@ def exclusive(name: str, on_wait: Callable[[str], None] | None = None) -> Iterat
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
             if on_wait is not None:
-                on_wait(file.read().strip() or "another run")
+                on_wait(_holder(file))
             fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         file.truncate()

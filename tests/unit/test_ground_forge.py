@@ -138,3 +138,17 @@ sys.exit(module["call"]([sys.executable, "-c", {_SLOW_VERB!r}]))
         child.send_signal(number)
     assert child.wait(timeout=20) == 130
     assert (tmp_path / "cleaned").exists()
+
+
+def test_two_launchers_at_once_make_one_environment(checkout: Path) -> None:
+    lock = f"tools-py{sys.version_info[0]}{sys.version_info[1]}.txt"
+    (checkout / "lock" / lock).touch()
+    command = [sys.executable, str(checkout / "forge"), "--python-module", "this"]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    ends = [child.communicate(timeout=60) for child in both]
+    assert [child.returncode for child in both] == [0, 0]
+    assert all("Beautiful is better than ugly" in out for out, _ in ends)
+    assert sum("making .venv" in err for _, err in ends) == 1
