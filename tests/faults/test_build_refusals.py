@@ -9,7 +9,7 @@ import pytest
 
 from build_support import Checkout, make_checkout
 from tpuforge import pins as pins_module
-from tpuforge.build.source import TARGET
+from tpuforge.build.checkout import TARGET
 
 MODULE = "tpuforge.build.source"
 

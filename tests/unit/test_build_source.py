@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import shutil
@@ -12,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tpuforge import pins as pins_module
-from tpuforge.build import source
-from tpuforge.build.source import TARGET, Built, find_bazelisk, main, read_events
+from tpuforge.build.bazelisk import environment, find_bazelisk
+from tpuforge.build.checkout import TARGET
+from tpuforge.build.events import Built, read_events
+from tpuforge.build.source import main
 from tpuforge.errors import Exit, ForgeError
 
 PINS = pins_module.load()
@@ -147,10 +148,7 @@ def test_no_build_events(tmp_path: Path) -> None:
 def test_the_environment_of_bazel_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BAZELISK_BASE_URL", "USE_BAZEL_VERSION", "BAZELISK_HOME", "JAVA_TOOL_OPTIONS"):
         monkeypatch.setenv(name, "/poison")
-    options = argparse.Namespace(bazel=None, bazel_url=None)
-    env = source._environment(options, tmp_path)
-    assert "/poison" not in env.values()
-    options.bazel, options.bazel_url = "7.7.1", "http://127.0.0.1:1"
-    env = source._environment(options, tmp_path)
+    assert "/poison" not in environment(tmp_path).values()
+    env = environment(tmp_path, "7.7.1", "http://127.0.0.1:1")
     assert env["USE_BAZEL_VERSION"] == "7.7.1"
     assert env["BAZELISK_BASE_URL"] == "http://127.0.0.1:1"

@@ -8,74 +8,32 @@ under ``out/bazel``; where the wheel is comes from Bazel's build events, never f
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
 import re
 import shlex
 import shutil
-import signal
-import tarfile
 import tempfile
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from tpuforge import pins as pins_module
+from tpuforge.build.bazelisk import Tool, end_server, environment, find_bazelisk
+from tpuforge.build.checkout import TARGET, local
+from tpuforge.build.events import Built, read_events
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import atomic_file, exclusive, out_dir, sha256_file, write_atomic
-from tpuforge.pins import Bazelisk, Pins
-from tpuforge.process import Completed, clean_env, run
+from tpuforge.process import Completed, run
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "build_wheel"
-TARGET = "//ci/wheel:torch_tpu_wheel"
-"""The wheel's target in the source of TorchTPU."""
-
-_NPM_TIMEOUT_S = 300.0
-_SHUTDOWN_TIMEOUT_S = 20.0
-_ELF = b"\x7fELF"
 # of Bazel's exit codes, those that speak about the source and not about this machine:
 # 1 the build failed, 3 it succeeded in part
 _ABOUT_THE_SOURCE = (1, 3)
-# how npm reaches its registry, beside its files under HOME
-_NPM_ACCESS = ("NODE_EXTRA_CA_CERTS",)
 _STEP = re.compile(r"\[[\d,]+ / [\d,]+\]")
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A Bazelisk that can be run.
-
-    Attributes:
-        path: The native binary.
-        origin: ``given``, ``PATH`` or ``npm``.
-        sha256: Its digest.
-    """
-
-    path: Path
-    origin: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Built:
-    """What Bazel's build events say.
-
-    Attributes:
-        finished: Whether Bazel got as far as a result.
-        wheels: Every ``.whl`` among the outputs of the target, with the digest Bazel states.
-    """
-
-    finished: bool
-    wheels: tuple[tuple[str, str | None], ...]
 
 
 def command(tool: str, python: str, suffix: str | None, work: Path, events: Path) -> list[str]:
@@ -113,89 +71,6 @@ def command(tool: str, python: str, suffix: str | None, work: Path, events: Path
     ]
 
 
-def find_bazelisk(given: str | None, pin: Bazelisk, work: Path) -> Tool:
-    """The Bazelisk to run: the one given, else the one on PATH, else the pinned one from npm.
-
-    Args:
-        given: A path from the command line.
-        pin: The pinned one.
-        work: Folder that keeps the fetched one.
-
-    Returns:
-        A native binary. The fetched one has the pinned digest, checked now.
-
-    Raises:
-        ForgeError: If there is none, or its digest is wrong.
-    """
-    if given is not None:
-        path = Path(given).expanduser().absolute()
-        if not _native(path):
-            raise ForgeError(
-                f"--bazelisk {given}: not a native program",
-                expected="Bazelisk's binary: its npm script does not pass signals on",
-                mend=f"give the file {pin.file} of the npm package {pin.npm}",
-            )
-        return Tool(path, "given", sha256_file(path))
-    on_path = shutil.which("bazelisk")
-    if on_path is not None and _native(Path(on_path)):
-        return Tool(Path(on_path), "PATH", sha256_file(Path(on_path)))
-    path = work / "bazelisk" / pin.sha256 / pin.file
-    if not path.exists():
-        _fetch_bazelisk(pin, path)
-    found = sha256_file(path)
-    if found != pin.sha256:
-        raise ForgeError(
-            f"{path} has SHA-256 {found}",
-            expected=f"{pin.sha256}, as lock/pins.toml says",
-            mend=f"rm {shlex.quote(str(path))}, then run the same command again",
-            exit_code=Exit.FAULT,
-        )
-    return Tool(path, "npm", found)
-
-
-def read_events(path: Path) -> Built:
-    """Find the wheel in Bazel's build events (the JSON form of the build event protocol).
-
-    Args:
-        path: The file that ``--build_event_json_file`` named.
-
-    Returns:
-        What it says; nothing finished where there is no such file. A last line that was cut off
-        is left out.
-    """
-    finished = False
-    sets: dict[str, dict[str, Any]] = {}
-    roots: list[str] = []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        name = event.get("id", {})
-        if "namedSet" in name:
-            sets[name["namedSet"]["id"]] = event.get("namedSetOfFiles", {})
-        elif name.get("targetCompleted", {}).get("label", "").removeprefix("@@") == TARGET:
-            for group in event.get("completed", {}).get("outputGroup", []):
-                if group.get("name") == "default":
-                    roots += [entry["id"] for entry in group.get("fileSets", [])]
-        elif "finished" in event:
-            finished = True
-    wheels: dict[str, str | None] = {}
-    seen: set[str] = set()
-    while roots:
-        key = roots.pop()
-        if key in seen:
-            continue
-        seen.add(key)
-        members = sets.get(key, {})
-        roots += [entry["id"] for entry in members.get("fileSets", [])]
-        for file in members.get("files", []):
-            if file.get("name", "").endswith(".whl"):
-                wheels[file.get("uri", "")] = file.get("digest")
-    return Built(finished, tuple(sorted(wheels.items())))
-
-
 def build(options: argparse.Namespace, progress: Progress) -> Outcome:
     """The verb: find Bazelisk, run the line on the source, keep the wheel.
 
@@ -216,7 +91,7 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
         tool = options.bazelisk or shutil.which("bazelisk") or "bazelisk"
         line = shlex.join(command(tool, python, options.suffix, work, work / "events.json"))
         return Outcome("done", "the line only; nothing was run", {"line": line}, text=line)
-    source = _source(options.source, pins)
+    source = local(options.source, pins)
     with exclusive("build_wheel", on_wait=lambda who: progress.note(f"waiting for {who}")):
         work.mkdir(parents=True, exist_ok=True)
         for left_by_dead_run in work.glob("run-*"):
@@ -233,102 +108,6 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
         return _keep(built, tool_found, done, python)
 
 
-def _source(given: str | None, pins: Pins) -> Path:
-    """The source folder, once it looks like one."""
-    clone = f"git clone --branch {pins.upstream.ref} {pins.upstream.repository} SOURCE"
-    mend = f"{clone}, then: forge build_wheel --source SOURCE"
-    if given is None:
-        raise ForgeError(
-            "no source folder was given",
-            expected="--source DIR, a checkout of TorchTPU (--dry-run prints the line alone)",
-            mend=mend,
-        )
-    source = Path(given).expanduser().absolute()
-    if not source.is_dir():
-        raise ForgeError(f"{source}: no such folder", expected="a checkout of TorchTPU", mend=mend)
-    marks = ("MODULE.bazel", "WORKSPACE.bazel", "WORKSPACE")
-    package = TARGET.removeprefix("//").partition(":")[0]
-    if not any((source / mark).is_file() for mark in marks) or not any(
-        (source / package / name).is_file() for name in ("BUILD.bazel", "BUILD")
-    ):
-        raise ForgeError(
-            f"{source} is not a checkout of TorchTPU",
-            expected=f"a Bazel workspace with the target {TARGET}",
-            mend=mend,
-        )
-    return source
-
-
-def _native(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == _ELF and os.access(path, os.X_OK)
-    except OSError:
-        return False
-
-
-def _fetch_bazelisk(pin: Bazelisk, path: Path) -> None:
-    """Get the pinned binary out of its npm package; nothing stays unless the digest agrees."""
-    if shutil.which("npm") is None:
-        raise ForgeError(
-            "there is no Bazelisk, and no npm to get it with",
-            expected=f"bazelisk on PATH, or npm, which has it as {pin.npm}@{pin.version}",
-            mend="install npm or Bazelisk, or: forge build_wheel --bazelisk PATH",
-        )
-    env = clean_env()
-    env |= {
-        key: value
-        for key, value in os.environ.items()
-        if key in _NPM_ACCESS or key.lower().startswith("npm_config_")
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".npm-", dir=path.parent) as name:
-        run(
-            ["npm", "pack", "--silent", "--ignore-scripts", f"{pin.npm}@{pin.version}"],
-            timeout=_NPM_TIMEOUT_S,
-            env=env,
-            cwd=Path(name),
-            doing=f"getting {pin.npm}@{pin.version} with npm",
-            mend="check the network and npm config list, or: forge build_wheel --bazelisk PATH",
-        )
-        try:
-            (package,) = Path(name).glob("*.tgz")
-            with (
-                tarfile.open(package) as tar,
-                atomic_file(path, mode=0o755) as temporary,
-            ):
-                member = tar.extractfile(f"package/{pin.file}")
-                if member is None:
-                    raise KeyError(pin.file)
-                with temporary.open("wb") as target:
-                    shutil.copyfileobj(member, target)
-                found = sha256_file(temporary)
-                if found != pin.sha256:
-                    raise ForgeError(
-                        f"{pin.file} of {pin.npm}@{pin.version} has SHA-256 {found}",
-                        expected=f"{pin.sha256}, as lock/pins.toml says",
-                        mend="do not use it; look at who changed what: the package or the pin",
-                        exit_code=Exit.FAULT,
-                    )
-        except (KeyError, ValueError, tarfile.TarError) as error:
-            raise ForgeError(
-                f"the npm package {pin.npm}@{pin.version} has no {pin.file}: {error}",
-                expected="the package that lock/pins.toml names",
-                mend="forge build_wheel --bazelisk PATH",
-            ) from error
-
-
-def _environment(options: argparse.Namespace, work: Path) -> dict[str, str]:
-    """Bazel's whole environment: nothing of the user's own Bazel settings, unless a flag says."""
-    extra = {"BAZELISK_HOME": str(work / "bazelisk-home")}
-    if options.bazel:
-        given = Path(options.bazel).expanduser()
-        extra["USE_BAZEL_VERSION"] = str(given.absolute()) if given.is_file() else options.bazel
-    if options.bazel_url:
-        extra["BAZELISK_BASE_URL"] = options.bazel_url
-    return clean_env(**extra)
-
-
 def _run_bazel(
     line: Sequence[str],
     source: Path,
@@ -337,7 +116,7 @@ def _run_bazel(
     progress: Progress,
 ) -> Completed:
     """Run the line; however it ends, no server is left."""
-    env = _environment(options, work)
+    env = environment(work, options.bazel, options.bazel_url)
     log = work / "build_wheel.log"
 
     def show(text: str) -> None:
@@ -345,7 +124,7 @@ def _run_bazel(
             progress.detail(text)
 
     # the work folder is ours alone now, so a server in it is what a killed run left behind
-    _end_server(line[:2], source, work, env)
+    end_server(line[:2], source, work, env)
     try:
         with progress.step("building the wheel"):
             return run(
@@ -360,46 +139,7 @@ def _run_bazel(
                 mend=f"read {log}, or give it more time: --limit-hours {2 * options.limit_hours:g}",
             )
     finally:
-        _end_server(line[:2], source, work, env)
-
-
-def _end_server(startup: Sequence[str], source: Path, work: Path, env: Mapping[str, str]) -> None:
-    """Ask Bazel's server to go; end it by its process id if it does not.
-
-    Ending the client leaves the server, which is in a session of its own, with the build.
-    """
-    servers = list((work / "root").glob("*/server/server.pid.txt"))
-    if not servers:
-        return
-    with contextlib.suppress(ForgeError):
-        run(
-            [startup[0], "--noblock_for_lock", *startup[1:], "shutdown"],
-            timeout=_SHUTDOWN_TIMEOUT_S,
-            env=env,
-            cwd=source,
-            check=False,
-        )
-    for file in servers:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            process = _server(file)
-            if process is None:
-                break
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-            deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S / 4
-            while _server(file) is not None and time.monotonic() < deadline:
-                time.sleep(0.05)
-
-
-def _server(file: Path) -> int | None:
-    """The running server that a pid file speaks of, if its command line names its folder."""
-    base = str(file.parent.parent)
-    try:
-        process = int(file.read_text().strip())
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return None
-    return process if any(os.fsencode(base) in word for word in words) else None
+        end_server(line[:2], source, work, env)
 
 
 def _judge(done: Completed, built: Built, work: Path) -> None:
