@@ -4,50 +4,107 @@ from __future__ import annotations
 
 import json
 import tomllib
+from datetime import UTC, datetime
+from typing import Any
 
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packaging.pylock import Pylock
 
-from tpuforge.lock import export
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock import export, provenance
 from tpuforge.lock.inputs import existing, lock_path
 from tpuforge.lock.provenance import Listed
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.pins import load
 
 SHA = "0123456789abcdef" * 4
+PLACE = "https://index.invalid/"
+ALPHA = Listed(7, "2026-01-01T00:00:00Z", "alpha-1.0-py3-none-any.whl", f"{PLACE}a")
+WHY: dict[str, Any] = {"alpha": {"why": ["alpha"], "licence": "MIT"}}
 
 
 def test_pylock_is_valid_and_names_each_file() -> None:
     packages = [Locked("torch", "2.13.0+cpu", SHA), Locked("alpha", "1.0", SHA[::-1])]
-    place = "https://index.invalid/"
-    files = {
-        SHA: Listed(None, None, "torch.whl", f"{place}torch-2.13.0%2Bcpu-cp312-cp312-any.whl"),
-        SHA[::-1]: Listed(7, "2026-01-01T00:00:00Z", "alpha-1.0-py3-none-any.whl", f"{place}a"),
-    }
-    files[SHA] = Listed(None, None, "torch-2.13.0+cpu-cp312-cp312-linux_x86_64.whl", files[SHA].url)
-    parsed = tomllib.loads(export.pylock_text("3.12", packages, files))
+    torch = "torch-2.13.0+cpu-cp312-cp312-linux_x86_64.whl"
+    files = {SHA: Listed(None, None, torch, f"{PLACE}{torch.replace('+', '%2B')}")}
+    files[SHA[::-1]] = ALPHA
+    text = export.pylock_text("3.12", packages, files)
+    assert text == export.pylock_text("3.12", packages[::-1], files)
+    parsed = tomllib.loads(text)
     Pylock.from_dict(parsed).validate()
     assert [p["name"] for p in parsed["packages"]] == ["alpha", "torch"]
-    assert parsed["packages"][1]["wheels"][0]["hashes"] == {"sha256": SHA}
-    assert parsed["packages"][0]["wheels"][0]["size"] == 7
+    alpha, torch_wheel = (p["wheels"][0] for p in parsed["packages"])
+    assert torch_wheel == {"name": torch, "url": files[SHA].url, "hashes": {"sha256": SHA}}
+    assert alpha["upload-time"] == datetime(2026, 1, 1, tzinfo=UTC)
+    assert alpha["size"] == 7
     assert parsed["requires-python"] == "==3.12.*"
+    assert "python_version" in parsed["environments"][0]
 
 
-def test_sbom_has_every_package_once_and_the_same_bytes_each_time() -> None:
+@pytest.mark.parametrize("file", ["alpha-1.1-py3-none-any.whl", "beta-1.0-py3-none-any.whl", "a"])
+def test_file_whose_name_is_of_another_release_is_refused(file: str) -> None:
+    with pytest.raises(ForgeError, match=r"no lock of PEP 751.*heel") as caught:
+        export.pylock_text(
+            "3.12", [Locked("alpha", "1.0", SHA)], {SHA: Listed(None, None, file, PLACE)}
+        )
+    assert caught.value.exit_code == Exit.FAULT
+
+
+def test_sbom_of_every_lock_is_valid_whole_and_the_same_bytes_each_time() -> None:
     pins = load()
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    host = pins.torch.index.removeprefix("https://")
     for flavour, python in existing(pins):
         packages = read_lock(lock_path(flavour, python))
-        made = export.sbom(pins, flavour, python, packages)
-        again = export.sbom(pins, flavour, python, packages[::-1])
-        assert json.dumps(made, sort_keys=True) == json.dumps(again, sort_keys=True)
-        assert (made["bomFormat"], made["specVersion"], made["version"]) == ("CycloneDX", "1.6", 1)
-        components = made["components"]
-        assert len({one["bom-ref"] for one in components}) == len(packages)
-        for one in components:
-            assert len(one["hashes"][0]["content"]) == 64
-            for licence in one.get("licenses", []):
-                assert licence.keys() in ({"expression"}, {"license"})
-        torch = [one["purl"] for one in components if one["name"] == "torch"]
-        assert not torch or torch[0].startswith("pkg:pypi/torch@2.13.0%2Bcpu?repository_url=")
+        name = lock_path(flavour, python).stem
+        why = provenance.read(flavour, python)
+        text = export.sbom_text(pins, name, packages, why)
+        assert text == export.sbom_text(pins, name, packages[::-1], why)
+        assert validator.validate_str(text) is None
+        bill = json.loads(text)
+        assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
+        held = {
+            Locked(one["name"], one["version"], one["hashes"][0]["content"])
+            for one in bill["components"]
+        }
+        assert held == set(packages)
+        assert len(bill["components"]) == len(packages)
+        for one in bill["components"]:
+            cpu = one["version"].endswith("+cpu")
+            assert one["purl"].endswith(f"%2Bcpu?repository_url={host}") == cpu
+        # every package hangs on the root
+        below = {one["ref"]: one.get("dependsOn", []) for one in bill["dependencies"]}
+        reached, ahead = set(), [name]
+        while ahead:
+            ref = ahead.pop()
+            if ref not in reached:
+                reached.add(ref)
+                ahead += below[ref]
+        assert reached == {name, *(one["bom-ref"] for one in bill["components"])}
+
+
+def test_sbom_keeps_what_is_no_licence_of_spdx_as_a_name() -> None:
+    said = {
+        "MIT": {"license": {"id": "MIT"}},
+        "mit": {"license": {"id": "MIT"}},
+        "MIT OR Apache-2.0": {"expression": "MIT OR Apache-2.0"},
+        "3-Clause BSD License": {"license": {"name": "3-Clause BSD License"}},
+        "(": {"license": {"name": "("}},
+    }
+    for words, shown in said.items():
+        why = {"alpha": {"why": ["alpha"], "licence": words}}
+        text = export.sbom_text(load(), "x", [Locked("alpha", "1.0", SHA)], why)
+        assert json.loads(text)["components"][0]["licenses"] == [shown]
+    text = export.sbom_text(load(), "x", [Locked("alpha", "1", SHA)], {"alpha": {"why": ["alpha"]}})
+    assert "licenses" not in json.loads(text)["components"][0]
+
+
+def test_sbom_that_the_schema_refuses_is_not_written() -> None:
+    with pytest.raises(ForgeError, match=r"no CycloneDX 1\.6: components/0/hashes") as caught:
+        export.sbom_text(load(), "x", [Locked("alpha", "1.0", "no digest")], WHY)
+    assert caught.value.exit_code == Exit.FAULT
 
 
 def test_constraints_are_versions_alone() -> None:

@@ -2,13 +2,13 @@
 
 The lock itself is a requirements file that pip and uv read. Beside it: ``pylock.toml`` (PEP 751),
 a constraints file, and a CycloneDX 1.6 bill of materials. The same lock gives the same bytes; only
-``pylock.toml`` needs to be told where the files are, since its format demands it.
+``pylock.toml`` needs to be told where the files are, since its format demands it. Each document is
+written by the library that keeps its format, and checked by it before it is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,32 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+import tomli_w
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.tool import ToolRepository
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
+from packaging.markers import Marker
+from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import provenance
-from tpuforge.lock.inputs import lock_path, torch_wheel
+from tpuforge.lock.inputs import TORCH_DIGESTS, lock_path, read_head
 from tpuforge.lock.provenance import Listed
 from tpuforge.lock.resolve import targets
 from tpuforge.lock.resolver import home_python, workspace
 from tpuforge.lock.sources import read_source
-from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import out_dir, write_atomic, write_json
+from tpuforge.lockfile import Locked, read_digests, read_lock
+from tpuforge.paths import out_dir, write_atomic
 from tpuforge.pins import Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -55,24 +69,66 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
     forms = options.form or FORMS
+    chosen = targets(pins, options.flavour or pins.default_flavour, options.python)
+    # every lock is read before the first file is written
+    locks = [(flavour, python, _read(flavour, python)) for flavour, python in chosen]
     written: list[str] = []
-    for flavour, python in targets(pins, options.flavour or pins.default_flavour, options.python):
-        packages = read_lock(lock_path(flavour, python))
+    for flavour, python, packages in locks:
         name = lock_path(flavour, python).stem
         place = out_dir() / "export" / name
         if "constraints" in forms:
             write_atomic(place / "constraints.txt", constraints_text(packages))
             written.append(f"{name}/constraints.txt")
         if "sbom" in forms:
-            write_json(place / "sbom.cdx.json", sbom(pins, flavour, python, packages))
+            why = _provenance(flavour, python, packages)
+            write_atomic(place / "sbom.cdx.json", sbom_text(pins, name, packages, why))
             written.append(f"{name}/sbom.cdx.json")
         if "pylock" in forms:
             with progress.step(f"asking where the files of {name} are"):
-                files = _places(pins, python, packages)
+                files = _places(pins, packages)
             write_atomic(place / "pylock.toml", pylock_text(python, packages, files))
             written.append(f"{name}/pylock.toml")
     where = out_dir() / "export"
     return Outcome("done", f"wrote {', '.join(written)} in {where}", {"written": written})
+
+
+def _read(flavour: str, python: str) -> list[Locked]:
+    """A lock, exactly as the resolver wrote it."""
+    path = lock_path(flavour, python)
+    mend = f"./forge lock --flavour {flavour} --python {python}"
+    if not path.exists():
+        raise ForgeError(f"{path.name}: there is no such lock", expected=str(path), mend=mend)
+    packages = read_lock(path)
+    # other tools will trust what is exported, so a head that was taken off is no way around it
+    if not read_head(path.read_text(encoding="utf-8")).intact:
+        raise ForgeError(
+            f"{path.name}, line 1: its head does not tell of its lines",
+            expected="a lock as ./forge lock writes it",
+            mend=mend,
+            exit_code=Exit.FAULT,
+        )
+    return packages
+
+
+def _provenance(flavour: str, python: str, packages: Sequence[Locked]) -> dict[str, dict[str, Any]]:
+    """What is known about each package of a lock, once it is known to be about these files."""
+    path = provenance.path_of(flavour, python)
+    try:
+        why = provenance.read(flavour, python)
+        held = {Locked(name, one["version"], one["sha256"]) for name, one in why.items()}
+        whole = all(isinstance(one["why"], list) and one["why"] for one in why.values())
+    except (AttributeError, KeyError, TypeError):
+        held, whole = set(), False
+    if held != set(packages) or not whole:
+        other = sorted(one.name for one in set(packages) - held)
+        raise ForgeError(
+            f"{path.name} does not tell of {', '.join(other) or 'these packages alone'}",
+            expected=f"the version, digest and parents of each package of {flavour}, as locked",
+            mend=f"git checkout -- lock/{path.name}, or ./forge lock --flavour {flavour} "
+            f"--python {python}",
+            exit_code=Exit.FAULT,
+        )
+    return why
 
 
 def constraints_text(packages: Sequence[Locked]) -> str:
@@ -84,17 +140,31 @@ def constraints_text(packages: Sequence[Locked]) -> str:
     return "".join(f"{p.name}=={p.version}\n" for p in sorted(packages))
 
 
-def _places(pins: Pins, python: str, packages: Sequence[Locked]) -> dict[str, Listed]:
-    """Where each file is: the index is asked, torch's place follows from the pins."""
-    wheel = torch_wheel(pins, python)
+def _cpu_files() -> dict[str, str]:
+    """SHA-256 to file name of the CPU builds, which stand on the PyTorch index alone."""
+    return {digest: file for file, digest in read_digests(TORCH_DIGESTS).items()}
+
+
+def _places(pins: Pins, packages: Sequence[Locked]) -> dict[str, Listed]:
+    """Where each file is: the index is asked, a CPU build's place follows from the pins."""
+    cpu = _cpu_files()
     # a plus sign in a path may be read as a space
-    url = f"{pins.torch.index}/{quote(wheel.file)}"
-    files = {wheel.sha256: Listed(None, None, wheel.file, url)}
+    files = {
+        package.sha256: Listed(
+            None,
+            None,
+            cpu[package.sha256],
+            f"{pins.torch.index}/{quote(cpu[package.sha256])}",
+        )
+        for package in packages
+        if package.sha256 in cpu
+    }
     source = read_source(Path(sys.executable))
     rest = [package for package in packages if package.sha256 not in files]
-    with workspace() as work:
-        files |= provenance.listed(source, home_python(), rest, work)
-    missing = [package.name for package in packages if package.sha256 not in files]
+    if rest:
+        with workspace() as work:
+            files |= provenance.listed(source, home_python(), rest, work)
+    missing = [package.name for package in rest if package.sha256 not in files]
     if missing:
         raise ForgeError(
             f"{source.name} does not list the locked file of {', '.join(missing)}",
@@ -112,24 +182,44 @@ def pylock_text(python: str, packages: Sequence[Locked], files: Mapping[str, Lis
         python: ``X.Y``.
         packages: What the lock holds.
         files: Where each file is, by SHA-256.
+
+    Raises:
+        ForgeError: If an index gives a file a name that is not of its package; exit code 1.
     """
-    lines = [
-        'lock-version = "1.0"',
-        f"environments = [{_text(_environment(python))}]",
-        f'requires-python = "=={python}.*"',
-        'created-by = "tpuforge"',
-    ]
-    for package in sorted(packages):
-        file = files[package.sha256]
-        lines += ["", "[[packages]]", f"name = {_text(package.name)}"]
-        lines += [f"version = {_text(package.version)}", "", "[[packages.wheels]]"]
-        lines += [f"name = {_text(file.file)}", f"url = {_text(file.url)}"]
-        if file.uploaded:
-            lines.append(f"upload-time = {file.uploaded}")
-        if file.size:
-            lines.append(f"size = {file.size}")
-        lines.append(f'hashes = {{ sha256 = "{package.sha256}" }}')
-    return "\n".join(lines) + "\n"
+    made = Pylock(
+        lock_version=Version("1.0"),
+        environments=[Marker(_environment(python))],
+        requires_python=SpecifierSet(f"=={python}.*"),
+        created_by="tpuforge",
+        packages=[
+            Package(
+                name=canonicalize_name(package.name),
+                version=Version(package.version),
+                wheels=[_wheel(package, files[package.sha256])],
+            )
+            for package in sorted(packages)
+        ],
+    )
+    try:
+        made.validate()
+    except PylockValidationError as error:
+        raise ForgeError(
+            f"what the index says is no lock of PEP 751: {error}",
+            expected="wheels whose names are those of the locked releases",
+            mend="use the index that the lock was made from: pip config list",
+            exit_code=Exit.FAULT,
+        ) from error
+    return tomli_w.dumps(made.to_dict())
+
+
+def _wheel(package: Locked, file: Listed) -> PackageWheel:
+    return PackageWheel(
+        name=file.file,
+        url=file.url,
+        upload_time=datetime.fromisoformat(file.uploaded) if file.uploaded else None,
+        size=file.size,
+        hashes={"sha256": package.sha256},
+    )
 
 
 def _environment(python: str) -> str:
@@ -140,62 +230,77 @@ def _environment(python: str) -> str:
     )
 
 
-def _text(value: str) -> str:
-    """A basic string of TOML: JSON's escapes are among its own."""
-    return json.dumps(value, ensure_ascii=True)
-
-
-def sbom(pins: Pins, flavour: str, python: str, packages: Sequence[Locked]) -> dict[str, Any]:
-    """A bill of materials in the form of CycloneDX 1.6.
+def sbom_text(
+    pins: Pins, name: str, packages: Sequence[Locked], why: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """A bill of materials in the form of CycloneDX 1.6, valid by its official schema.
 
     Args:
         pins: The pins.
-        flavour: Such as ``runtime``.
-        python: ``X.Y``.
+        name: What the bill is of, such as ``runtime-py311``.
         packages: What the lock holds.
+        why: The provenance of each package, by name.
 
     Returns:
-        The document. Its serial number and time follow from the lock and the pins, so that the
-        same lock gives the same bytes.
+        The document as JSON. Its serial number and time follow from the lock and the pins, so
+        that the same lock gives the same bytes.
+
+    Raises:
+        ForgeError: If the schema refuses it; exit code 1.
     """
-    name = lock_path(flavour, python).stem
-    why = provenance.read(flavour, python)
+    cpu = _cpu_files()
+    of = Component(type=ComponentType.APPLICATION, name=name, bom_ref=name)
+    components = {p.name: _component(pins, p, why[p.name], p.sha256 in cpu) for p in packages}
     digests = "\n".join(f"{p.name} {p.sha256}" for p in sorted(packages))
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, f'{name} {digests}')}",
-        "version": 1,
-        "metadata": {
-            "timestamp": datetime.fromtimestamp(pins.epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "tools": {"components": [{"type": "application", "name": "tpuforge"}]},
-            "component": {"type": "application", "bom-ref": name, "name": name},
-        },
-        "components": [_component(pins, p, why.get(p.name, {})) for p in sorted(packages)],
-    }
+    bom = Bom(
+        serial_number=uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {digests}"),
+        components=components.values(),
+        metadata=BomMetaData(
+            timestamp=datetime.fromtimestamp(pins.epoch, UTC),
+            tools=ToolRepository(
+                components=[Component(type=ComponentType.APPLICATION, name="tpuforge")]
+            ),
+            component=of,
+            properties=[
+                Property(
+                    name="tpuforge:dependencies",
+                    value="one chain of parents to each package, not every edge",
+                )
+            ],
+        ),
+    )
+    for package in packages:
+        *parents, _ = why[package.name]["why"]
+        parent = components[parents[-1]] if parents else of
+        bom.register_dependency(parent, [components[package.name]])
+    text = JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
+    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    if fault is not None:
+        place = "/".join(map(str, fault.data.absolute_path))
+        raise ForgeError(
+            f"the bill of materials of {name} is no CycloneDX 1.6: {place}: {fault.data.message}",
+            expected="a document that the official schema takes",
+            mend=f"look at lock/{name}.json: it holds what the schema refuses",
+            exit_code=Exit.FAULT,
+        )
+    return text
 
 
-def _component(pins: Pins, package: Locked, why: Mapping[str, Any]) -> dict[str, Any]:
-    purl = f"pkg:pypi/{package.name}@{quote(package.version)}"
-    if why.get("index") == provenance.PYTORCH:
-        place = urlsplit(pins.torch.index)
-        purl += f"?repository_url={quote(place.netloc + place.path, safe='')}"
-    made: dict[str, Any] = {
-        "type": "library",
-        "bom-ref": purl,
-        "name": package.name,
-        "version": package.version,
-        "purl": purl,
-        "hashes": [{"alg": "SHA-256", "content": package.sha256}],
-        "properties": [{"name": "tpuforge:why", "value": " > ".join(why.get("why", []))}],
-    }
+def _component(pins: Pins, package: Locked, why: Mapping[str, Any], cpu: bool) -> Component:
+    index = urlsplit(pins.torch.index)
+    place = {"repository_url": index.netloc + index.path} if cpu else None
+    purl = PackageURL("pypi", None, package.name, package.version, place)
     said = why.get("licence")
-    if said:
-        try:
-            made["licenses"] = [{"expression": canonicalize_license_expression(said)}]
-        except InvalidLicenseExpression:
-            made["licenses"] = [{"license": {"name": said}}]
-    return made
+    return Component(
+        type=ComponentType.LIBRARY,
+        bom_ref=purl.to_string(),
+        name=package.name,
+        version=package.version,
+        purl=purl,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.sha256)],
+        licenses=[LicenseFactory().make_from_string(said)] if said else None,
+        properties=[Property(name="tpuforge:why", value=" > ".join(why["why"]))],
+    )
 
 
 if __name__ == "__main__":
