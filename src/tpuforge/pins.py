@@ -85,15 +85,23 @@ class Flavour:
 
 @dataclass(frozen=True)
 class Suite:
-    """One Debian suite.
+    """One set of packages of one Debian suite: what a base is made from.
 
     Attributes:
-        name: Code name, such as ``bookworm``.
+        name: Code name of the suite, such as ``bookworm``.
         packages: What the base asks for, beside the suite's essential packages.
+        extra: Name of the set, such as ``builder``; empty for the suite's own packages, which
+            every other set of it holds as well.
     """
 
     name: str
     packages: tuple[str, ...]
+    extra: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name among all sets, its lock and its base: ``bookworm``, ``bookworm-builder``."""
+        return f"{self.name}-{self.extra}" if self.extra else self.name
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,7 @@ class Pins:
         torch: The CPU build of PyTorch.
         torch_tpu: The TorchTPU wheel.
         libtpu: libtpu's version.
-        debian: Debian suites by name.
+        debian: Sets of Debian packages by label, such as ``bookworm`` and ``bookworm-builder``.
         bazelisk: The Bazelisk binary.
         upstream: The source of TorchTPU.
     """
@@ -266,7 +274,7 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
     for version, suite in pins.suites.items():
         if version not in pins.pythons:
             raise top.bad(f'python.suite."{version}"', version, "a Python of python.supported")
-        if suite not in pins.debian:
+        if suite not in pins.debian or pins.debian[suite].extra:
             raise top.bad(f'python.suite."{version}"', suite, f"a table [debian.{suite}]")
     if pins.torch.version not in pins.torch_tpu.torch:
         raise top.bad(
@@ -325,7 +333,19 @@ def _debian(table: _Table) -> dict[str, Suite]:
     made = {}
     for name in table.names():
         suite = table.table(name)
-        made[name] = suite.ended(Suite(name, suite.texts("packages", _NAME)))
+        own = suite.texts("packages", _NAME)
+        made[name] = Suite(name, own)
+        for extra in suite.names():
+            if extra == "packages":
+                continue
+            more = suite.table(extra)
+            packages = more.texts("packages", _NAME)
+            twice = sorted(set(packages) & set(own))
+            if twice:
+                raise more.bad("packages", f"{twice!r}", "packages that the suite has not already")
+            one = more.ended(Suite(name, (*own, *packages), extra))
+            made[one.label] = one
+        suite.end()
     return made
 
 

@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
@@ -123,13 +123,13 @@ def named_base(value: str) -> str:
     )
 
 
-def record_path(suite: str) -> Path:
-    """Where the record of a suite's base stands.
+def record_path(label: str) -> Path:
+    """Where the record of a base stands.
 
     Args:
-        suite: Code name.
+        label: Its set of packages, such as ``bookworm`` or ``bookworm-builder``.
     """
-    return out_dir() / "base" / f"{suite}.json"
+    return out_dir() / "base" / f"{label}.json"
 
 
 def base_key(lock_sha256: str, suite: Suite, epoch: int) -> str:
@@ -149,7 +149,7 @@ def damage(record: dict[str, Any]) -> str:
     """Check the layout of a record, every byte of it (0.2 to 0.5 s).
 
     Args:
-        record: The content of ``out/base/<suite>.json``.
+        record: The content of ``out/base/<set>.json``.
 
     Returns:
         Empty if all is well, else what is wrong.
@@ -160,23 +160,23 @@ def damage(record: dict[str, Any]) -> str:
 def ensure_base(
     suite: Suite, pins: Pins, progress: Progress, *, release: bool, verify: bool = True
 ) -> dict[str, Any]:
-    """Have the base of a suite: make it, or say that it is there.
+    """Have the base of a set of packages: make it, or say that it is there.
 
     Args:
-        suite: The suite.
+        suite: The set.
         pins: The pins; the epoch counts.
         progress: Told what happens.
         release: Refuse packages that are not exactly the locked ones.
         verify: Check every byte of a base that is there; else only that its files are there.
 
     Returns:
-        The record, as in ``out/base/<suite>.json`` (format: docs/base.md); ``layout`` is relative
+        The record, as in ``out/base/<set>.json`` (format: docs/base.md); ``layout`` is relative
         to the out folder.
 
     Raises:
         ForgeError: If the lock is bad or stale, packages cannot be had, or the build fails.
     """
-    path = debian.lock_path(suite.name)
+    path = debian.lock_path(suite.label)
     lock = debian.read_deb_lock(path)
     debian.check_asked(lock, suite, path)
     key = base_key(lock.sha256, suite, pins.epoch)
@@ -191,15 +191,15 @@ def ensure_base(
         return _make(suite, pins.epoch, lock, key, progress, release=release)
 
 
-def _read(suite: str) -> dict[str, Any] | None:
-    """The record of a suite's base; one that is not whole counts as missing."""
-    return read_record(record_path(suite), SCHEMA, _FORM)
+def _read(label: str) -> dict[str, Any] | None:
+    """The record of a base; one that is not whole counts as missing."""
+    return read_record(record_path(label), SCHEMA, _FORM)
 
 
 def _ready(
     suite: Suite, key: str, progress: Progress, *, release: bool, verify: bool
 ) -> dict[str, Any] | None:
-    record = _read(suite.name)
+    record = _read(suite.label)
     if record is None or record["key"] != key:
         return None
     if release and record["drift"]:
@@ -253,7 +253,7 @@ def _make(
         if release:
             raise ForgeError(
                 f"locked packages can no longer be had: {names}",
-                expected=f"every package of lock/debian/{suite.name}.lock on the mirror or in the "
+                expected=f"every package of lock/debian/{suite.label}.lock on the mirror or in the "
                 "snapshot archive",
                 mend=f"let the snapshot archive be reached (TPUFORGE_DEBIAN_SNAPSHOT), or: "
                 f"{debian.RELOCK}",
@@ -270,16 +270,17 @@ def _make(
     try:
         record = _build(suite, epoch, debs, work, progress)
         record |= {"key": key, "drift": drift, "lock_sha256": lock.sha256}
-        layout = base / f"{suite.name}-{record['manifest_digest'].removeprefix('sha256:')[:12]}"
+        layout = base / f"{suite.label}-{record['manifest_digest'].removeprefix('sha256:')[:12]}"
         record["layout"] = layout.relative_to(out_dir()).as_posix()
         # the record first: a layout that no record names is nothing that can be taken for finished
-        record_path(suite.name).unlink(missing_ok=True)
+        record_path(suite.label).unlink(missing_ok=True)
         remove_tree(layout)
         (work / "layout").rename(layout)
-        write_json(record_path(suite.name), record)
+        write_json(record_path(suite.label), record)
     finally:
         remove_tree(work)
-    for old in base.glob(f"{suite.name}-*"):
+    # twelve digits after the label: another set's base may begin with the same label
+    for old in base.glob(f"{suite.label}-{'[0-9a-f]' * 12}"):
         if old != layout:
             remove_tree(old)
     return record
@@ -298,7 +299,7 @@ def _drifted(
         new = after[name].version if name in after else "not installed"
         if before.get(name) != after.get(name):
             drift.append(f"{name}: {old} -> {new}")
-    path = out_dir() / "base" / f"{suite.name}.lock"
+    path = out_dir() / "base" / f"{suite.label}.lock"
     debian.write_deb_lock(path, suite, debs)
     progress.note(
         f"THE BASE IS NOT THE LOCKED ONE: {len(drift)} packages differ ({'; '.join(drift[:5])}"
@@ -322,7 +323,7 @@ def _build(
     repository = work / "repository"
     repository.mkdir()
     debian.flat_repository(debs, repository)
-    with progress.step(f"installing {len(debs)} packages into the base of {suite.name}"):
+    with progress.step(f"installing {len(debs)} packages into the base of {suite.label}"):
         raw = _mmdebstrap(repository, debs, work, epoch, progress)
     with progress.step("writing the base layer"):
         _check_installed(raw, debs)
@@ -474,27 +475,39 @@ def _check_installed(tar: Path, debs: Sequence[debian.Deb]) -> None:
         )
 
 
-def _relock(suite: Suite, progress: Progress) -> Outcome:
-    path = debian.lock_path(suite.name)
-    before = set(debian.read_deb_lock(path).debs) if path.is_file() else set()
+def _relock(suites: Sequence[Suite], progress: Progress) -> Outcome:
+    """Write the locks of some sets from what the mirror offers today."""
     _ensure_tools(progress)
+    rows: list[str] = []
+    summaries: list[str] = []
+    locks: dict[str, Any] = {}
     with exclusive("base", lambda who: progress.note(f"waiting for {who}, which makes the base")):
-        debs = debian.resolve(suite, progress)
-    old = {deb.name: deb.version for deb in before}
-    new = {deb.name: deb.version for deb in debs}
-    changed = sorted(deb.name for deb in set(debs) - before)
-    gone = sorted(set(old) - set(new))
-    rows = [f"  {name} {old.get(name, '(new)')} -> {new[name]}" for name in changed]
-    rows += [f"  {name} {old[name]} -> (gone)" for name in gone]
-    if before == set(debs) and debian.read_deb_lock(path).asked == suite.packages:
-        return Outcome("unchanged", f"{path.name} already holds what the mirror offers today")
-    debian.write_deb_lock(path, suite, debs)
-    return Outcome(
-        "done",
-        f"{path.name}: {len(debs)} packages, {len(changed)} new or changed, {len(gone)} gone",
-        {"lock": str(path), "sha256": sha256_file(path), "changed": changed, "gone": gone},
-        text="\n".join(rows),
-    )
+        for suite in suites:
+            path = debian.lock_path(suite.label)
+            before = debian.read_deb_lock(path) if path.is_file() else None
+            debs = debian.resolve(suite, progress)
+            known = set(before.debs) if before is not None else set()
+            old = {deb.name: deb.version for deb in known}
+            new = {deb.name: deb.version for deb in debs}
+            changed = sorted(deb.name for deb in set(debs) - known)
+            gone = sorted(set(old) - set(new))
+            if before is not None and known == set(debs) and before.asked == suite.packages:
+                summaries.append(f"{path.name} already holds what the mirror offers today")
+                continue
+            debian.write_deb_lock(path, suite, debs)
+            rows += [f"  {path.name}:"] * (len(suites) > 1)
+            rows += [f"  {name} {old.get(name, '(new)')} -> {new[name]}" for name in changed]
+            rows += [f"  {name} {old[name]} -> (gone)" for name in gone]
+            counts = f"{len(changed)} new or changed, {len(gone)} gone"
+            summaries.append(f"{path.name}: {len(debs)} packages, {counts}")
+            locks[suite.label] = {
+                "lock": str(path),
+                "sha256": sha256_file(path),
+                "changed": changed,
+                "gone": gone,
+            }
+    status: Literal["done", "unchanged"] = "done" if locks else "unchanged"
+    return Outcome(status, "; ".join(summaries), {"locks": locks}, text="\n".join(rows))
 
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -504,11 +517,11 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         raise ForgeError(
             f"there is no suite {name!r} in the pins",
             expected=f"one of {', '.join(pins.debian)}",
-            mend="add a table [debian.<suite>] to lock/pins.toml",
+            mend="add a table [debian.<suite>] or [debian.<suite>.<set>] to lock/pins.toml",
         )
     suite = pins.debian[name]
     if options.relock:
-        return _relock(suite, progress)
+        return _relock([suite] if options.suite else list(pins.debian.values()), progress)
     before = _read(name)
     record = ensure_base(suite, pins, progress, release=options.release)
     summary = (
@@ -522,7 +535,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the base of a suite, or write its lock.
+    """Make the base of a set of packages, or write its lock.
 
     Args:
         argv: Arguments; the process's own if not given.
@@ -531,9 +544,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = parser("base", "Make the Debian base of the images from its lock.")
-    arguments.add_argument("--suite", metavar="NAME", help="a suite of the pins")
     arguments.add_argument(
-        "--relock", action="store_true", help="write lock/debian/<suite>.lock from the mirror"
+        "--suite",
+        metavar="NAME",
+        help="a suite of the pins, or a further set of one, such as bookworm-builder",
+    )
+    arguments.add_argument(
+        "--relock",
+        action="store_true",
+        help="write the locks in lock/debian from the mirror; with --suite that one alone",
     )
     arguments.add_argument(
         "--release", action="store_true", help="refuse anything but the locked packages"

@@ -78,7 +78,7 @@ class Deb:
 
 @dataclass(frozen=True)
 class DebLock:
-    """The locked packages of one suite.
+    """The locked packages of one set.
 
     Attributes:
         suite: Code name of the suite.
@@ -137,13 +137,13 @@ def parse_deb(file: str, sha256: str) -> Deb | None:
     return Deb(form["name"], form["version"].replace("%3a", ":"), form["arch"], sha256)
 
 
-def lock_path(suite: str) -> Path:
-    """Where the lock of a suite stands.
+def lock_path(label: str) -> Path:
+    """Where the lock of a set of packages stands.
 
     Args:
-        suite: Code name.
+        label: The set, such as ``bookworm`` or ``bookworm-builder``.
     """
-    return ROOT / "lock" / "debian" / f"{suite}.lock"
+    return ROOT / "lock" / "debian" / f"{label}.lock"
 
 
 def read_deb_lock(path: Path) -> DebLock:
@@ -217,7 +217,7 @@ def check_asked(lock: DebLock, suite: Suite, path: Path) -> None:
     if more or less:
         changes = [f"+{name}" for name in more] + [f"-{name}" for name in less]
         raise ForgeError(
-            f"{path.name} is stale: the pins of {suite.name} changed since ({' '.join(changes)})",
+            f"{path.name} is stale: the pins of {suite.label} changed since ({' '.join(changes)})",
             expected="a lock written for the packages in lock/pins.toml",
             mend=RELOCK,
             exit_code=Exit.FAULT,
@@ -660,7 +660,7 @@ def resolve(suite: Suite, progress: Progress) -> list[Deb]:
     """
     mirror = image_mirror()
     apt = Apt(_folder("mirror"), mirror.sources(suite.name))
-    with progress.step(f"resolving the packages of {suite.name}"):
+    with progress.step(f"resolving the packages of {suite.label}"):
         problem = apt.update()
         if problem:
             raise unreachable(mirror, problem, list(suite.packages))
