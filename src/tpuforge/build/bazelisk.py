@@ -6,6 +6,7 @@ own, is ended after every run.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shlex
@@ -18,10 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpuforge import pins as pins_module
+from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import atomic_file, sha256_file
+from tpuforge.paths import atomic_file, exclusive, out_dir, sha256_file
 from tpuforge.pins import Bazelisk
 from tpuforge.process import clean_env, run
+from tpuforge.verb import Outcome, parser, run_verb
 
 _NPM_TIMEOUT_S = 300.0
 _SHUTDOWN_TIMEOUT_S = 20.0
@@ -71,6 +75,22 @@ def find_bazelisk(given: str | None, pin: Bazelisk, work: Path) -> Tool:
     on_path = shutil.which("bazelisk")
     if on_path is not None and _native(Path(on_path)):
         return Tool(Path(on_path), "PATH", sha256_file(Path(on_path)))
+    return pinned_bazelisk(pin, work)
+
+
+def pinned_bazelisk(pin: Bazelisk, work: Path) -> Tool:
+    """The pinned Bazelisk, fetched from npm if it is not there yet.
+
+    Args:
+        pin: The pinned one.
+        work: Folder that keeps it.
+
+    Returns:
+        A native binary that has the pinned digest, checked now.
+
+    Raises:
+        ForgeError: If it cannot be had, or its digest is wrong.
+    """
     path = work / "bazelisk" / pin.sha256 / pin.file
     if not path.exists():
         _fetch_bazelisk(pin, path)
@@ -207,3 +227,33 @@ def _fetch_bazelisk(pin: Bazelisk, path: Path) -> None:
                 expected="the package that lock/pins.toml names",
                 mend="forge build_wheel --bazelisk PATH",
             ) from error
+
+
+def _fetch(options: argparse.Namespace, progress: Progress) -> Outcome:
+    del options
+    pin = pins_module.load().bazelisk
+    work = out_dir() / "bazel"
+    with exclusive("bazelisk", on_wait=lambda who: progress.note(f"waiting for {who}")):
+        there = (work / "bazelisk" / pin.sha256 / pin.file).is_file()
+        with progress.step(f"having Bazelisk {pin.version}"):
+            tool = pinned_bazelisk(pin, work)
+    data = {"version": pin.version, "path": str(tool.path), "sha256": tool.sha256}
+    said = f"Bazelisk {pin.version}, sha256 {tool.sha256}"
+    return Outcome("unchanged" if there else "done", said, data)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Have the pinned Bazelisk: what the builder image is made with.
+
+    Args:
+        argv: Arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    arguments = parser("bazelisk", "Fetch the pinned Bazelisk, and check its digest.")
+    return run_verb("bazelisk", arguments, _fetch, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
