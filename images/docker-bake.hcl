@@ -68,3 +68,24 @@ target "runtime" {
     "org.opencontainers.image.description" = "PyTorch for Google TPUs: CPU torch, torch_tpu and libtpu, with a health suite"
   }
 }
+
+# Where the wheel is built from source; the same for every Python.
+target "builder" {
+  context    = "."
+  dockerfile = "Dockerfile.builder"
+  target     = "builder"
+  platforms  = ["linux/amd64"]
+  attest     = ["type=provenance,disabled=true", "type=sbom,disabled=true"]
+  contexts = {
+    base  = BASE
+    tools = "${WORK}/tools"
+  }
+  args = {
+    SOURCE_DATE_EPOCH = SOURCE_DATE_EPOCH
+  }
+  labels = {
+    "io.tpuforge.image"                    = "builder"
+    "org.opencontainers.image.title"       = "TorchTPU builder"
+    "org.opencontainers.image.description" = "Where the torch_tpu wheel is built from source: Bazelisk, git and Python, no compiler of its own"
+  }
+}

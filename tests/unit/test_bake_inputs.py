@@ -173,7 +173,7 @@ def test_a_lock_without_torch_tpu_is_refused(checkout: Path) -> None:
 
 
 def test_the_tree_declares_the_images() -> None:
-    assert bake.images() == ["runtime"]
+    assert bake.images() == ["builder", "runtime"]
 
 
 def test_an_output_with_a_comma_in_its_folder_stays_one_field() -> None:
@@ -214,6 +214,7 @@ def test_a_failed_bake_says_what_mends_it(
 
 WHOLE: dict[str, Any] = {
     "schema": bake.SCHEMA,
+    "image": "runtime",
     "name": "tpuforge/runtime:1",
     "manifest_digest": "sha256:1",
     "config_digest": "sha256:2",
@@ -294,11 +295,12 @@ def test_what_there_is_not_comes_with_what_there_is(
 
 def test_the_lines_to_a_private_engine_quote_its_address() -> None:
     engine = {"private": True, "docker_host": "unix:///my out/docker.sock"}
-    assert bake.local_lines(engine, "a:1") == {
+    image = context.Target("runtime", "3.11", "runtime", "a:1")
+    assert bake.local_lines(engine, image) == {
         "local_run_line": "docker -H 'unix:///my out/docker.sock' run --rm a:1 versions",
         "save_line": "docker -H 'unix:///my out/docker.sock' save a:1 | docker load",
     }
-    own = bake.local_lines({**engine, "private": False}, "a:1")
+    own = bake.local_lines({**engine, "private": False}, image)
     assert own == {"local_run_line": "", "save_line": ""}
 
 
@@ -317,7 +319,7 @@ def test_an_unchanged_run_refreshes_the_lines_to_the_engine(
     with Progress("bake", quiet=True) as progress:
         outcome = bake.bake(target(), PINS, progress)
     assert outcome.status == "unchanged"
-    lines = bake.local_lines(ours, target().name)
+    lines = bake.local_lines(ours, target())
     assert json.loads(path.read_text()) == WHOLE | lines
     assert path.stat().st_mtime == 1000, "its time is that of the bake"
     assert lines["local_run_line"] in outcome.text

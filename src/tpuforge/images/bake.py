@@ -21,22 +21,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import builder, context
 from tpuforge.images import layout as oci
 from tpuforge.images.base import ensure_base, named_base
-from tpuforge.images.context import (
-    IMAGES,
-    Inputs,
-    Target,
-    flavours,
-    image_name,
-    prepare,
-    read_inputs,
-    touch_wheels,
-)
+from tpuforge.images.context import IMAGES, Inputs, Target, base_set, flavours, image_name
 from tpuforge.images.engine import ensure_engine
 from tpuforge.images.records import read_record
 from tpuforge.paths import exclusive, out_dir, write_json
@@ -54,6 +46,7 @@ _LOAD_S = 900.0
 _ASK_S = 60.0
 # what this module reads back from image.json
 _FORM = {
+    "image": str,
     "name": str,
     "manifest_digest": str,
     "config_digest": str,
@@ -67,6 +60,22 @@ _FORM = {
 }
 _STAGE = re.compile(r"#\d+ \[(?P<stage>[^\]]+)\]")
 _EXPORT = re.compile(r"#\d+ (?P<what>(?:exporting|unpacking|merging|copying|naming)\b.*)")
+
+
+class Recipe(Protocol):
+    """What one kind of image is made of: a module such as ``context`` or ``builder``."""
+
+    def read_inputs(self, target: Target, pins: Pins) -> Inputs:
+        """Everything that decides what the image is, apart from its base."""
+
+    def prepare(self, target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> None:
+        """Fill the folders that BuildKit reads."""
+
+    def labels(self, target: Target, inputs: Inputs, pins: Pins) -> dict[str, str]:
+        """What the image says of itself, beside what the tree says."""
+
+    def run_line(self, name: str) -> str:
+        """The line that runs the image where it is meant to run."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,14 @@ def choose(options: argparse.Namespace, pins: Pins) -> Target:
             expected=f"one of {', '.join(images())}",
             mend="see images/docker-bake.hcl; docs/bake.md says how to add one",
         )
+    if image == builder.NAME:
+        if options.python or options.flavour:
+            raise ForgeError(
+                f"the image {image} is the same for every Python, and holds no wheels",
+                expected=f"--image {image} without --python and --flavour",
+                mend=f"forge bake --image {image}",
+            )
+        return builder.target(pins)
     if python not in pins.suites:
         raise ForgeError(
             f"there is no base with Python {python}",
@@ -152,6 +169,15 @@ def images() -> list[str]:
     text = (IMAGES / "docker-bake.hcl").read_text(encoding="utf-8")
     names = re.findall(r'^target "([a-z][a-z0-9-]*)"', text, re.MULTILINE)
     return sorted(names)
+
+
+def recipe(target: Target) -> Recipe:
+    """How an image is made.
+
+    Args:
+        target: The image.
+    """
+    return builder if target.image == builder.NAME else context
 
 
 def bake(
@@ -181,15 +207,16 @@ def bake(
     Raises:
         ForgeError: If an input is missing or bad, or the bake fails.
     """
+    how = recipe(target)
     # what can be wrong in a second is looked at before what takes a minute
-    read_inputs(target, pins)
+    how.read_inputs(target, pins)
     engine = ensure_engine(progress)
     with exclusive(
         f"bake-{target.slug}", lambda who: progress.note(f"waiting for {who}, which bakes this")
     ):
         ground = _base(target, pins, progress, release=release, named=base, verify=False)
         # only now: waiting and making a base take long enough for someone to edit a file
-        inputs = read_inputs(target, pins)
+        inputs = how.read_inputs(target, pins)
         key = inputs.key(ground.digest)
         record = _read(target)
         why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
@@ -200,7 +227,7 @@ def bake(
             _refresh(target, record, engine)
             return _outcome(record, loaded=loaded)
         progress.note(f"baking {target.name}: {why}")
-        prepare(target, inputs, pins, progress)
+        how.prepare(target, inputs, pins, progress)
         ground = _base(target, pins, progress, release=release, named=base, verify=True)
         job = Job(target, pins, inputs, engine, ground, progress, load)
         image = _build(job, no_cache=no_cache)
@@ -224,10 +251,9 @@ def _base(
     verify: bool,
 ) -> Base:
     if named:
-        context = named_base(named)
-        return Base(context, context.rpartition("@")[2], (f"the base is {context}",))
-    suite = pins.debian[pins.suites[target.python]]
-    record = ensure_base(suite, pins, progress, release=release, verify=verify)
+        provider = named_base(named)
+        return Base(provider, provider.rpartition("@")[2], (f"the base is {provider}",))
+    record = ensure_base(base_set(target, pins), pins, progress, release=release, verify=verify)
     digest = record["manifest_digest"]
     notes: tuple[str, ...] = ()
     if record["drift"]:
@@ -243,7 +269,7 @@ def _read(target: Target) -> dict[str, Any] | None:
 
 def _refresh(target: Target, record: dict[str, Any], engine: Mapping[str, Any]) -> None:
     """Have the lines lead to the engine that is there now; another one may have baked the image."""
-    here = local_lines(engine, target.name)
+    here = local_lines(engine, target)
     if all(record.get(name) == line for name, line in here.items()):
         return
     record |= here
@@ -348,7 +374,11 @@ def _run_bake(job: Job, lock: int, *, no_cache: bool) -> None:
         # written; "docker load" afterwards takes half as long again as the whole export
         image = ("type=image", f"name={target.name}", "oci-mediatypes=true", "unpack=true")
         outputs.append(_fields(*image, *_COMPRESSION))
-    described = labels(job)
+    described = {
+        "org.opencontainers.image.version": target.name.rpartition(":")[2],
+        "org.opencontainers.image.base.digest": job.base.digest,
+        **recipe(target).labels(target, job.inputs, job.pins),
+    }
     annotations = [f"{name}={value}" for name, value in described.items()]
     write_json(
         overlay,
@@ -411,31 +441,6 @@ def _show(line: str, progress: Progress) -> None:
         progress.detail(found["what"])
 
 
-def labels(job: Job) -> dict[str, str]:
-    """What the image says of itself, beside what the tree says; as labels and as annotations.
-
-    Args:
-        job: The bake.
-    """
-    target, inputs, pins = job.target, job.inputs, job.pins
-    versions = {p.name: p.version for group in inputs.groups.values() for p in group}
-    return {
-        "org.opencontainers.image.version": target.name.rpartition(":")[2],
-        "org.opencontainers.image.base.digest": job.base.digest,
-        "io.tpuforge.lock.sha256": inputs.lock_sha256,
-        "io.tpuforge.suite.sha256": inputs.suite_sha256,
-        "io.tpuforge.base.suite": pins.suites[target.python],
-        "io.tpuforge.torch.version": versions["torch"],
-        "io.tpuforge.torch.wheel.sha256": inputs.wheel("torch"),
-        "io.tpuforge.torch-tpu.version": versions["torch-tpu"],
-        "io.tpuforge.torch-tpu.wheel.sha256": inputs.wheel("torch-tpu"),
-        "io.tpuforge.torch-tpu.source": f"{pins.upstream.repository}@{pins.upstream.ref}",
-        "io.tpuforge.libtpu.version": versions["libtpu"],
-        "io.tpuforge.libtpu.wheel.sha256": inputs.wheel("libtpu"),
-        "io.tpuforge.xla.commit": pins.torch_tpu.xla_commit,
-    }
-
-
 def explain(done: Completed, target: Target, log: Path) -> ForgeError:
     """Turn a failed bake into an error that says what mends it.
 
@@ -462,7 +467,7 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
             "same command again",
         )
     if "do not match the hashes" in low:
-        touch_wheels(target)
+        context.touch_wheels(target)
         return ForgeError(
             "the engine got other bytes than those that were verified: "
             + lines("do not match", "expected sha256", "got  "),
@@ -577,33 +582,18 @@ def _record(job: Job, image: oci.Image, contents: Sequence[oci.Content]) -> dict
         "lock_sha256": inputs.lock_sha256,
         "suite_sha256": inputs.suite_sha256,
         "notes": list(base.notes),
-        "run_line": run_line(target.name),
-        **local_lines(job.engine, target.name),
+        "run_line": recipe(target).run_line(target.name),
+        **local_lines(job.engine, target),
         "engine": {"versions": job.engine["versions"], "driver": job.engine["driver"]},
     }
 
 
-def run_line(name: str) -> str:
-    """The line that runs an image on a TPU VM.
-
-    ``--privileged`` lets the container at the chips (``/dev/accel*``, ``/dev/vfio``) and the
-    metadata of the PCI bus; libtpu locks host memory for transfers, asks the metadata server and
-    its peers over the host's network; workers of a DataLoader share tensors in ``/dev/shm``;
-    ``--init`` because libtpu can wait for minutes and PID 1 ignores TERM.
-
-    Args:
-        name: Name and tag.
-    """
-    words = ["docker", "run", "--rm", "-it", "--init", "--privileged", "--net=host"]
-    return shlex.join([*words, "--ulimit", "memlock=-1", "--shm-size=16g", name, "python"])
-
-
-def local_lines(engine: Mapping[str, Any], name: str) -> dict[str, str]:
+def local_lines(engine: Mapping[str, Any], target: Target) -> dict[str, str]:
     """The lines that reach an image in a private engine, which the user's own docker cannot see.
 
     Args:
         engine: The record of the engine.
-        name: Name and tag of the image.
+        target: The image.
 
     Returns:
         ``local_run_line`` and ``save_line``; both empty if the engine is the user's own.
@@ -611,9 +601,10 @@ def local_lines(engine: Mapping[str, Any], name: str) -> dict[str, str]:
     if not engine["private"]:
         return {"local_run_line": "", "save_line": ""}
     docker = ["docker", "-H", str(engine["docker_host"])]
+    look = ["git", "--version"] if target.image == builder.NAME else ["versions"]
     return {
-        "local_run_line": shlex.join([*docker, "run", "--rm", name, "versions"]),
-        "save_line": f"{shlex.join([*docker, 'save', name])} | docker load",
+        "local_run_line": shlex.join([*docker, "run", "--rm", target.name, *look]),
+        "save_line": f"{shlex.join([*docker, 'save', target.name])} | docker load",
     }
 
 
@@ -679,7 +670,8 @@ def _outcome(record: Mapping[str, Any], *, loaded: bool | None = None) -> Outcom
     else:
         summary = f"{record['name']}, {digest}, {sizes}"
     lines = [f"  image     {record['name']}", f"  digest    {digest}", f"  size      {sizes}"]
-    lines.append(f"  on a TPU  {record['run_line']}")
+    where = "a shell " if record["image"] == builder.NAME else "on a TPU"
+    lines.append(f"  {where}  {record['run_line']}")
     if record["local_run_line"]:
         lines.append(f"  here      {record['local_run_line']}")
         lines.append(f"  to yours  {record['save_line']}")
@@ -740,6 +732,8 @@ def arguments() -> argparse.ArgumentParser:
 
 def _result_name(options: argparse.Namespace) -> str:
     pins = load()
+    if options.image == builder.NAME:
+        return f"{VERB}-{options.image}"
     python = (options.python or pins.default_python).replace(".", "")
     return f"{VERB}-{options.image or pins.default_image}-py{python}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.images.base import PRELOAD, UID, USER
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, out_dir, sha256_file, sha256_text, write_json
-from tpuforge.pins import Pins
+from tpuforge.pins import Pins, Suite
 
 IMAGES = ROOT / "images"
 SUITE = ROOT / "smoke"
@@ -37,8 +38,8 @@ class Target:
 
     Attributes:
         image: Its name in ``images/docker-bake.hcl``.
-        python: ``X.Y``.
-        flavour: The lock it is made from.
+        python: ``X.Y``; empty for an image that is the same for every Python.
+        flavour: The lock it is made from; empty for an image without wheels.
         name: Name and tag in the engine.
     """
 
@@ -49,8 +50,8 @@ class Target:
 
     @property
     def slug(self) -> str:
-        """Its folder name, such as ``runtime-py311``."""
-        return f"{self.image}-py{self.python.replace('.', '')}"
+        """Its folder name, such as ``runtime-py311`` or ``builder``."""
+        return f"{self.image}-py{self.python.replace('.', '')}" if self.python else self.image
 
     @property
     def work(self) -> Path:
@@ -75,7 +76,7 @@ class Inputs:
     Attributes:
         groups: Wheels by group; each group is a context, a stage and a layer.
         lock_sha256: Digest of the lock.
-        suite_sha256: Digest of the health suite's names and bytes.
+        suite_sha256: Digest of the health suite's names and bytes; empty without a suite.
         parts: What the key is made of, by name, to say what has changed.
     """
 
@@ -116,6 +117,17 @@ def image_name(image: str, python: str, pins: Pins) -> str:
     return f"tpuforge/{image}:{pins.torch_tpu.version}-torch{pins.torch.version}-py{version}"
 
 
+def base_set(target: Target, pins: Pins) -> Suite:
+    """The Debian packages that an image stands on: a set of its own name, or the suite's own.
+
+    Args:
+        target: The image.
+        pins: The pins.
+    """
+    suite = pins.suites[target.python or pins.default_python]
+    return pins.debian.get(f"{suite}-{target.image}", pins.debian[suite])
+
+
 def tree(root: Path) -> Iterator[Path]:
     """The files below a folder that belong to it, in order.
 
@@ -136,7 +148,12 @@ def tree(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _tree_digest(root: Path) -> str:
+def tree_digest(root: Path) -> str:
+    """One digest of the names, executable bits and bytes of what belongs to a folder.
+
+    Args:
+        root: The folder.
+    """
     parts: list[str] = []
     for path in tree(root):
         executable = "x" if path.stat().st_mode & 0o100 else "-"
@@ -175,7 +192,7 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
                 exit_code=Exit.FAULT,
             )
     here = Path(__file__).parent
-    lock_sha256, suite_sha256 = sha256_file(target.lock), _tree_digest(SUITE)
+    lock_sha256, suite_sha256 = sha256_file(target.lock), tree_digest(SUITE)
     parts = {
         "the image's name": f"{target.name} {target.flavour}",
         "the lock": lock_sha256,
@@ -187,7 +204,7 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
                 *(pins.upstream.repository, pins.upstream.ref),
             ]
         ),
-        "images/": _tree_digest(IMAGES),
+        "images/": tree_digest(IMAGES),
         "smoke/": suite_sha256,
         "the bake itself": sha256_text(*(sha256_file(here / f) for f in ("bake.py", "context.py"))),
     }
@@ -242,6 +259,30 @@ def facts(target: Target, inputs: Inputs, pins: Pins) -> dict[str, Any]:
     }
 
 
+def labels(target: Target, inputs: Inputs, pins: Pins) -> dict[str, str]:
+    """What an image with wheels says of itself, beside what the tree says.
+
+    Args:
+        target: The image.
+        inputs: What it is made of.
+        pins: The pins.
+    """
+    versions = {p.name: p.version for group in inputs.groups.values() for p in group}
+    return {
+        "io.tpuforge.lock.sha256": inputs.lock_sha256,
+        "io.tpuforge.suite.sha256": inputs.suite_sha256,
+        "io.tpuforge.base.suite": pins.suites[target.python],
+        "io.tpuforge.torch.version": versions["torch"],
+        "io.tpuforge.torch.wheel.sha256": inputs.wheel("torch"),
+        "io.tpuforge.torch-tpu.version": versions["torch-tpu"],
+        "io.tpuforge.torch-tpu.wheel.sha256": inputs.wheel("torch-tpu"),
+        "io.tpuforge.torch-tpu.source": f"{pins.upstream.repository}@{pins.upstream.ref}",
+        "io.tpuforge.libtpu.version": versions["libtpu"],
+        "io.tpuforge.libtpu.wheel.sha256": inputs.wheel("libtpu"),
+        "io.tpuforge.xla.commit": pins.torch_tpu.xla_commit,
+    }
+
+
 def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> None:
     """Fill the folders that BuildKit reads; every wheel is verified by digest here.
 
@@ -278,7 +319,7 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
         copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
-    if _tree_digest(suite) != inputs.suite_sha256:
+    if tree_digest(suite) != inputs.suite_sha256:
         raise ForgeError(
             "smoke/ was edited while the bake began",
             expected="one state of the suite",
@@ -331,6 +372,21 @@ def _fill_facts(target: Target, inputs: Inputs, pins: Pins) -> None:
         f"torch=={torch.version}\n",
         encoding="utf-8",
     )
+
+
+def run_line(name: str) -> str:
+    """The line that runs an image on a TPU VM.
+
+    ``--privileged`` lets the container at the chips (``/dev/accel*``, ``/dev/vfio``) and the
+    metadata of the PCI bus; libtpu locks host memory for transfers, asks the metadata server and
+    its peers over the host's network; workers of a DataLoader share tensors in ``/dev/shm``;
+    ``--init`` because libtpu can wait for minutes and PID 1 ignores TERM.
+
+    Args:
+        name: Name and tag.
+    """
+    words = ["docker", "run", "--rm", "-it", "--init", "--privileged", "--net=host"]
+    return shlex.join([*words, "--ulimit", "memlock=-1", "--shm-size=16g", name, "python"])
 
 
 def touch_wheels(target: Target) -> None:

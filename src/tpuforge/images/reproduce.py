@@ -163,7 +163,8 @@ def _prepare(out: Path, *, fresh: bool) -> None:
             os.utime(copy, (1, 1))
         else:
             _link(wheel, copy)
-    for folder in ("debs",) if fresh else ("debs", "base"):
+    # what the build stage keeps of Bazelisk goes into the builder
+    for folder in ("debs", "bazel/bazelisk", *(() if fresh else ("base",))):
         for path in (source / folder).rglob("*"):
             if path.is_file():
                 copy = out / folder / path.relative_to(source / folder)
@@ -185,7 +186,8 @@ def _bake(
     """Bake in an out folder of its own, as a process with its own umask."""
     umask = "077" if fresh else "022"
     words = [sys.executable, "-m", "tpuforge.images.bake", "--no-cache", "--no-load"]
-    words += ["--image", target.image, "--python", target.python, "--flavour", target.flavour]
+    words += ["--image", target.image]
+    words += ["--python", target.python, "--flavour", target.flavour] if target.python else []
     done = run(
         ["/bin/sh", "-c", f'umask {umask}; exec "$@"', "bake", *words],
         timeout=_BAKE_S,
