@@ -269,16 +269,15 @@ def public_line(line: Iterable[str], folders: Mapping[str, Path] | None = None) 
 def _value(option: str, value: str) -> str:
     """The value of an option, as far as others may know it."""
     variable, equals, _ = value.partition("=")
-    if not _VARIABLE.fullmatch(variable):
-        # an address, say, with an = in its query
-        variable = equals = ""
+    # an address may have an = in its query
+    named = bool(equals) and _VARIABLE.fullmatch(variable) is not None
+    hidden = f"{variable}={_HIDDEN}" if named else _HIDDEN
     if option.endswith("_header"):
-        return f"{variable}={_HIDDEN}" if equals else _HIDDEN
-    if option in _ENVIRONMENT_OPTIONS:
-        told = variable in _TOLD_VARIABLES or not equals
-        return value if told else f"{variable}={_HIDDEN}"
-    if _SECRET_NAME.search(option) or (equals and _SECRET_NAME.search(variable)):
-        return f"{variable}={_HIDDEN}" if equals else _HIDDEN
+        return hidden
+    if option in _ENVIRONMENT_OPTIONS and equals:
+        return value if variable in _TOLD_VARIABLES else hidden
+    if _SECRET_NAME.search(option) or (named and _SECRET_NAME.search(variable)):
+        return hidden
     if option.startswith(_SERVICE_OPTIONS):
         return _service(value)
     return public_address(value)
