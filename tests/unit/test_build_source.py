@@ -1,8 +1,7 @@
-"""``build_wheel`` without Bazel: the line, the reading of build events, and clear refusals."""
+"""``build_wheel`` without Bazel: the line, and clear refusals."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import stat
@@ -13,7 +12,6 @@ import pytest
 from tpuforge import pins as pins_module
 from tpuforge.build.bazelisk import environment, find_bazelisk
 from tpuforge.build.checkout import TARGET
-from tpuforge.build.events import Built, read_events
 from tpuforge.build.source import main
 from tpuforge.errors import Exit, ForgeError
 
@@ -94,55 +92,6 @@ def test_an_npm_package_with_another_binary_leaves_nothing(
         find_bazelisk(None, PINS.bazelisk, tmp_path / "work")
     assert caught.value.exit_code == Exit.FAULT
     assert [path for path in (tmp_path / "work").rglob("*") if path.is_file()] == []
-
-
-def events(path: Path, *lines: object) -> Path:
-    path.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-    return path
-
-
-WHEEL = {"name": "ci/wheel/a.whl", "uri": "file:///out/a.whl", "digest": "d" * 64, "length": "6"}
-
-
-def test_the_wheel_in_the_build_events(tmp_path: Path) -> None:
-    path = events(
-        tmp_path / "events.json",
-        {"id": {"namedSet": {"id": "0"}}, "namedSetOfFiles": {"files": [WHEEL]}},
-        {
-            "id": {"namedSet": {"id": "1"}},
-            "namedSetOfFiles": {
-                "files": [{"name": "x.txt", "uri": "file:///x.txt"}],
-                "fileSets": [{"id": "0"}, {"id": "1"}],
-            },
-        },
-        {
-            "id": {"namedSet": {"id": "2"}},
-            "namedSetOfFiles": {"files": [{"name": "other.whl", "uri": "file:///other.whl"}]},
-        },
-        {
-            "id": {"targetCompleted": {"label": TARGET}},
-            "completed": {
-                "success": True,
-                "outputGroup": [
-                    {"name": "default", "fileSets": [{"id": "1"}]},
-                    {"name": "debug", "fileSets": [{"id": "2"}]},
-                ],
-            },
-        },
-        {
-            "id": {"targetCompleted": {"label": "//other"}},
-            "completed": {"outputGroup": [{"name": "default", "fileSets": [{"id": "2"}]}]},
-        },
-        {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "SUCCESS"}}},
-    )
-    assert read_events(path) == Built(True, (("file:///out/a.whl", "d" * 64),))
-    whole = path.read_text()
-    path.write_text(whole[:-30])
-    assert read_events(path) == Built(False, (("file:///out/a.whl", "d" * 64),))
-
-
-def test_no_build_events(tmp_path: Path) -> None:
-    assert read_events(tmp_path / "none.json") == Built(False, ())
 
 
 def test_the_environment_of_bazel_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
