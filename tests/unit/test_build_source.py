@@ -11,7 +11,6 @@ import pytest
 
 from tpuforge import pins as pins_module
 from tpuforge.build.bazelisk import environment, find_bazelisk
-from tpuforge.build.checkout import TARGET
 from tpuforge.build.source import main
 from tpuforge.errors import Exit, ForgeError
 
