@@ -43,9 +43,9 @@ _PATHS = (
 )
 # where distributions keep the certificates that this machine trusts, and where the image does
 _BUNDLES = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
+    Path("/etc/ssl/certs/ca-certificates.crt"),
+    Path("/etc/pki/tls/certs/ca-bundle.crt"),
+    Path("/etc/ssl/ca-bundle.pem"),
 )
 _BUNDLE = _BUNDLES[0]
 
@@ -72,9 +72,15 @@ class Builder:
     user: str
     labels: Mapping[str, str]
 
-    def as_dict(self) -> dict[str, str]:
-        """The builder for machines."""
-        return {"name": self.name, "digest": self.digest}
+    @property
+    def client(self) -> list[str]:
+        """The client's own words, so that a line reaches the engine without any variable."""
+        if "DOCKER_CONTEXT" in self.env:
+            return [self.docker, "--context", self.env["DOCKER_CONTEXT"]]
+        return [
+            self.docker,
+            *(["-H", self.env["DOCKER_HOST"]] if "DOCKER_HOST" in self.env else []),
+        ]
 
 
 def find_builder(progress: Progress) -> Builder:
@@ -194,22 +200,24 @@ def command(
     inside = {key: value for key, value in env.items() if key not in _HOSTS_OWN}
     inside["HOME"] = str(work / "home")
     named = [Path(env[key]) for key in _PATHS if Path(env.get(key, "")).is_absolute()]
-    words = [builder.docker, "run", "--rm", "--name", name, "--label", f"{_LABEL}={_key(work)}"]
+    words = [*builder.client, "run", "--rm", f"--name={name}", f"--label={_LABEL}={_key(work)}"]
     words += ["--init"] if builder.init else []
     # a build fetches what it is made of, and its caches may be on the loopback
     words += ["--network=host", f"--user={builder.user}"]
     words += ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only"]
     # on disk, unlike a tmpfs, and gone with the container
     words += ["--mount", "type=volume,target=/tmp"]
-    bundle = next((path for path in map(Path, _BUNDLES) if path.is_file()), None)
-    if bundle is not None:
-        words += ["--mount", _mount(bundle, _BUNDLE, writable=False)]
-    folders = (source, work)
-    for folder in folders:
-        words += ["--mount", _mount(folder, str(folder), writable=True)]
-    for path in dict.fromkeys((*files, *named)):
-        if path.exists() and not any(path.is_relative_to(folder) for folder in folders):
-            words += ["--mount", _mount(path, str(path), writable=False)]
+    mounted: list[Path] = []
+    for folder in (source, work):
+        words += ["--mount", _mount(folder, folder, writable=True)]
+        mounted.append(folder)
+    bundle = next((path for path in _BUNDLES if path.is_file()), _BUNDLE)
+    read_only = [(path, path) for path in (*named, *files)] + [(bundle, _BUNDLE)]
+    for outside, inside_path in read_only:
+        # what lies in a folder that is there already needs no mount of its own
+        if outside.exists() and not any(inside_path.is_relative_to(path) for path in mounted):
+            words += ["--mount", _mount(outside, inside_path, writable=False)]
+            mounted.append(inside_path)
     for key, value in sorted(inside.items()):
         words += ["--env", key if os.environ.get(key) == value else f"{key}={value}"]
     words += ["--workdir", str(source), builder.digest]
@@ -277,7 +285,7 @@ def _key(work: Path) -> str:
     return sha256_text(str(work))[:16]
 
 
-def _mount(source: Path, target: str, *, writable: bool) -> str:
+def _mount(source: Path, target: Path, *, writable: bool) -> str:
     """The value of ``--mount``: a line of CSV, so any character can stand in a path."""
     fields = ["type=bind", f"source={source}", f"target={target}"]
     line = io.StringIO()
