@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpuforge.build.bazelisk import Tool
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_text
@@ -116,6 +117,19 @@ def find_builder(progress: Progress) -> Builder:
             exit_code=Exit(done.code) if done.code in set(Exit) else Exit.CANNOT,
         )
     return _builder()
+
+
+def tool(builder: Builder) -> Tool:
+    """The Bazelisk of the image, as its labels tell it.
+
+    Args:
+        builder: The image.
+
+    Returns:
+        It; the path is its name inside.
+    """
+    digest = builder.labels.get("io.tpuforge.bazelisk.sha256", "")
+    return Tool(Path(BAZELISK), "builder", digest)
 
 
 def _builder() -> Builder:
