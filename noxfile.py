@@ -86,6 +86,12 @@ def build_wheel(session: nox.Session) -> None:
 
 
 @nox.session
+def audit_wheel(session: nox.Session) -> None:
+    """Judge wheels of torch_tpu and libtpu by rules, without installing them."""
+    run(session, "tpuforge.build.audit")
+
+
+@nox.session
 def engine(session: nox.Session) -> None:
     """Find a usable Docker engine, or set up a private one."""
     run(session, "tpuforge.images.engine")
