@@ -122,16 +122,35 @@ class Bazelisk:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What a machine needs to build the wheel in comfort.
+
+    Attributes:
+        disk_gb: Free space, in 10^9 bytes.
+        memory_gb: Memory, in 10^9 bytes.
+        cores: Processor cores.
+    """
+
+    disk_gb: int
+    memory_gb: int
+    cores: int
+
+
+@dataclass(frozen=True)
 class Upstream:
     """The source of TorchTPU.
 
     Attributes:
         repository: Git URL.
         ref: Tag or commit.
+        commit: The commit that the ref has to name, 40 hex digits; None where it is not known.
+        machine: What its authors build on.
     """
 
     repository: str
     ref: str
+    commit: str | None
+    machine: Machine
 
 
 @dataclass(frozen=True)
@@ -153,6 +172,7 @@ class Pins:
         libtpu: libtpu's version.
         debian: Sets of Debian packages by label, such as ``bookworm`` and ``bookworm-builder``.
         bazelisk: The Bazelisk binary.
+        bazel: Version of a Bazel that is known to the digest of its Linux x86-64 binary.
         upstream: The source of TorchTPU.
     """
 
@@ -170,6 +190,7 @@ class Pins:
     libtpu: str
     debian: Mapping[str, Suite]
     bazelisk: Bazelisk
+    bazel: Mapping[str, str]
     upstream: Upstream
 
     def python(self, version: str | None) -> str:
@@ -239,6 +260,7 @@ def load(path: Path = PINS_FILE) -> Pins:
         libtpu=_libtpu(top.table("libtpu")),
         debian=_debian(top.table("debian")),
         bazelisk=_bazelisk(top.table("bazelisk")),
+        bazel=_bazel(top.table("bazel")),
         upstream=_upstream(top.table("upstream")),
     )
     for table in (default, python, resolver, top):
@@ -360,8 +382,22 @@ def _bazelisk(table: _Table) -> Bazelisk:
     )
 
 
+def _bazel(table: _Table) -> dict[str, str]:
+    return {version: table.text(version, _HEX64) for version in table.names()}
+
+
 def _upstream(table: _Table) -> Upstream:
-    made = Upstream(table.text("repository"), table.text("ref"))
+    machine = table.table("machine")
+    made = Upstream(
+        table.text("repository"),
+        table.text("ref"),
+        table.text("commit", _HEX40) if "commit" in table.names() else None,
+        machine.ended(
+            Machine(
+                machine.integer("disk_gb"), machine.integer("memory_gb"), machine.integer("cores")
+            )
+        ),
+    )
     if redact(made.repository) != made.repository or not made.repository.startswith("https://"):
         # it goes into the labels of images
         raise table.bad("repository", redact(made.repository), "an https address, no credentials")
