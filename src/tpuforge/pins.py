@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
@@ -32,23 +33,34 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 @dataclass(frozen=True)
-class Torch:
-    """The CPU build of PyTorch.
+class CpuBuild:
+    """The CPU build of a package whose build on the main index is one for CUDA.
 
     Attributes:
         version: Release number without the local part.
         local: Local version label; always ``cpu``.
-        index: The index that carries it.
     """
 
     version: str
     local: str
-    index: str
 
     @property
     def full(self) -> str:
         """The version as it stands in a lock, such as ``2.13.0+cpu``."""
         return f"{self.version}+{self.local}"
+
+
+@dataclass(frozen=True)
+class Torch(CpuBuild):
+    """The CPU build of PyTorch.
+
+    Attributes:
+        version: Release number without the local part.
+        local: Local version label; always ``cpu``.
+        index: The index that carries it, and every other CPU build.
+    """
+
+    index: str
 
 
 @dataclass(frozen=True)
@@ -76,11 +88,13 @@ class Flavour:
         name: Such as ``runtime``.
         pythons: The Pythons it is locked for, ``X.Y``.
         on: The flavour whose lock it holds unchanged; empty if it stands alone.
+        apart: Whether it may hold other releases than its neighbours on the same flavour.
     """
 
     name: str
     pythons: tuple[str, ...]
     on: str
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,6 +174,7 @@ class Pins:
     Attributes:
         epoch: Seconds since 1970 given to everything inside an image.
         cutoff: Uploads after this moment do not exist for the resolver.
+        later: The same for single packages that were upgraded alone, by canonical name.
         platform: Wheel platform tag that is resolved for.
         pythons: Supported Python versions, ``X.Y``.
         suites: Python version to the Debian suite whose python3 it is.
@@ -168,6 +183,7 @@ class Pins:
         default_flavour: Lock taken when none is named.
         default_image: Image taken when none is named.
         torch: The CPU build of PyTorch.
+        torchvision: The CPU build of torchvision.
         torch_tpu: The TorchTPU wheel.
         libtpu: libtpu's version.
         debian: Sets of Debian packages by label, such as ``bookworm`` and ``bookworm-builder``.
@@ -178,6 +194,7 @@ class Pins:
 
     epoch: int
     cutoff: datetime
+    later: Mapping[str, datetime]
     platform: str
     pythons: tuple[str, ...]
     suites: Mapping[str, str]
@@ -186,12 +203,18 @@ class Pins:
     default_flavour: str
     default_image: str
     torch: Torch
+    torchvision: CpuBuild
     torch_tpu: TorchTpu
     libtpu: str
     debian: Mapping[str, Suite]
     bazelisk: Bazelisk
     bazel: Mapping[str, str]
     upstream: Upstream
+
+    @property
+    def cpu_builds(self) -> Mapping[str, CpuBuild]:
+        """The packages that are taken as CPU builds from the PyTorch index, by canonical name."""
+        return {"torch": self.torch, "torchvision": self.torchvision}
 
     def python(self, version: str | None) -> str:
         """A supported Python version, the default one when none is named.
@@ -248,6 +271,7 @@ def load(path: Path = PINS_FILE) -> Pins:
     pins = Pins(
         epoch=top.integer("epoch"),
         cutoff=resolver.moment("cutoff"),
+        later=_later(resolver),
         platform=resolver.text("platform", re.compile(r"manylinux_2_\d{2}_x86_64")),
         pythons=python.texts("supported", _PYTHON),
         suites=_suites(python.table("suite")),
@@ -256,6 +280,7 @@ def load(path: Path = PINS_FILE) -> Pins:
         default_flavour=default.text("flavour", _NAME),
         default_image=default.text("image", _NAME),
         torch=_torch(top.table("torch")),
+        torchvision=_torchvision(top.table("torchvision")),
         torch_tpu=_torch_tpu(top.table("torch_tpu")),
         libtpu=_libtpu(top.table("libtpu")),
         debian=_debian(top.table("debian")),
@@ -269,6 +294,14 @@ def load(path: Path = PINS_FILE) -> Pins:
     return pins
 
 
+def _later(resolver: _Table) -> dict[str, datetime]:
+    """The moments of single packages; the table is there only after one was upgraded alone."""
+    if "later" not in resolver.names():
+        return {}
+    table = resolver.table("later")
+    return table.ended({name: table.moment(name) for name in table.names()})
+
+
 def _check_pairs(top: _Table, pins: Pins) -> None:
     """Refuse values that are well formed alone and impossible together."""
     if not 0 < pins.epoch <= datetime.now(UTC).timestamp():
@@ -277,6 +310,12 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
         raise top.bad(
             "resolver.cutoff", pins.cutoff.isoformat(), "a moment in the past: a later one drifts"
         )
+    for name, moment in pins.later.items():
+        if canonicalize_name(name) != name:
+            raise top.bad(f"resolver.later.{name}", "a name", canonicalize_name(name))
+        if not pins.cutoff < moment <= datetime.now(UTC):
+            expected = "a moment in the past, later than resolver.cutoff"
+            raise top.bad(f"resolver.later.{name}", moment.isoformat(), expected)
     if pins.default_python not in pins.pythons:
         raise top.bad("default.python", pins.default_python, f"one of {', '.join(pins.pythons)}")
     if pins.default_flavour not in pins.flavours:
@@ -285,6 +324,8 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
     for flavour in pins.flavours.values():
         where = f"flavour.{flavour.name}"
         below = pins.flavours.get(flavour.on)
+        if flavour.apart and not flavour.on:
+            raise top.bad(f"{where}.apart", "true", "that of a flavour that builds on another")
         # one layer is all that is needed, and it keeps every lock one step from its base
         if flavour.on and (below is None or below.on):
             raise top.bad(f"{where}.on", flavour.on, "a flavour that stands alone")
@@ -314,13 +355,23 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
 
 def _torch(table: _Table) -> Torch:
     made = Torch(table.version("version"), table.text("local"), table.text("index"))
-    if made.local != "cpu":
-        raise table.bad("local", made.local, "cpu: TorchTPU images never carry CUDA")
     if not made.index.startswith("https://"):
         raise table.bad("index", made.index, "an https address")
+    _check_cpu(table, made)
+    return table.ended(made)
+
+
+def _torchvision(table: _Table) -> CpuBuild:
+    made = CpuBuild(table.version("version"), table.text("local"))
+    _check_cpu(table, made)
+    return table.ended(made)
+
+
+def _check_cpu(table: _Table, made: CpuBuild) -> None:
+    if made.local != "cpu":
+        raise table.bad("local", made.local, "cpu: TorchTPU images never carry CUDA")
     if "+" in made.version:
         raise table.bad("version", made.version, "the release alone; the local part is 'local'")
-    return table.ended(made)
 
 
 def _torch_tpu(table: _Table) -> TorchTpu:
@@ -347,7 +398,8 @@ def _flavours(table: _Table) -> dict[str, Flavour]:
     for name in table.names():
         one = table.table(name)
         on = one.text("on", _NAME) if "on" in one.names() else ""
-        made[name] = one.ended(Flavour(name, one.texts("pythons", _PYTHON), on))
+        apart = one.flag("apart") if "apart" in one.names() else False
+        made[name] = one.ended(Flavour(name, one.texts("pythons", _PYTHON), on, apart))
     return dict(sorted(made.items(), key=lambda item: (bool(item[1].on), item[0])))
 
 
@@ -454,6 +506,12 @@ class _Table:
         value = self._get(key, "a whole number")
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.bad(key, f"{value!r}", "a whole number")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self._get(key, "true or false")
+        if not isinstance(value, bool):
+            raise self.bad(key, f"{value!r}", "true or false")
         return value
 
     def version(self, key: str) -> str:

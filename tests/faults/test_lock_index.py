@@ -40,7 +40,7 @@ def test_lock_holds_one_file_for_the_target_and_names_no_host(locked: Checkout) 
     assert {name: p.version for name, p in packages.items()} == {
         "alpha": "1.0",  # 1.1 is yanked, 1.2 was uploaded after the cutoff
         "filelock": "3.0",
-        "libtpu": "0.0.52",  # the pins', not the newest
+        "libtpu": "0.0.50",  # the pins', not the newest
         "torch": "2.13.0+cpu",
         "torch-tpu": "0.2.0",
     }

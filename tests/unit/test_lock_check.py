@@ -23,7 +23,7 @@ flavour = "runtime"
 until = 2999-01-01
 why = "tried"
 """
-_OLDER = '[libtpu]\nversion = "0.0.51"'
+_LEFT_OUT = '[[left_out]]\nname = "triton"\nflavour = "serve"'
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             [
                 ("runtime-py311.txt", lambda t: t + "nvidia-nccl==1 --hash=sha256:" + "a" * 64),
                 ("runtime-py311.txt", lambda t: t.replace("+cpu", "")),
-                ("runtime-py311.txt", lambda t: t.replace("libtpu==0.0.52", "libtpu==0.0.51")),
+                ("runtime-py311.txt", lambda t: t.replace("libtpu==0.0.50", "libtpu==0.0.51")),
                 ("runtime-py311.txt", lambda t: t.replace(":6746dbcb", ":6746dbcc")),
                 ("tools-py313.txt", lambda t: t.replace("nox==", "nix==")),
             ],
@@ -58,10 +58,10 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
                 "lock/runtime-py311.txt: [edited] its content is not what",
                 "lock/runtime-py311.txt: nvidia-nccl: [cuda] 1 may not be there: it is a",
                 "lock/runtime-py311.txt: torch: [cuda] 2.13.0 without +cpu is a CUDA build",
-                "lock/runtime-py311.txt: libtpu: [pins] 0.0.51 is locked, the pins say 0.0.52",
+                "lock/runtime-py311.txt: libtpu: [pins] 0.0.51 is locked, the pins say 0.0.50",
                 "lock/runtime-py311.txt: torch: [table] its digest is not the one of",
                 "lock/runtime-py311.json: nvidia-nccl: [why] nothing says why it is in the lock",
-                "lock/runtime-py311.json: libtpu: [why] it is about 0.0.52",
+                "lock/runtime-py311.json: libtpu: [why] it is about 0.0.50",
                 "lock/tools-py313.txt: [edited] its content is not what",
             ],
         ),
@@ -102,15 +102,65 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             ["lock/runtime.in: [input] line 5: 'torch==2.13.0' states a version; an index's"],
         ),
         (
-            [("pins.toml", lambda t: t.replace('[libtpu]\nversion = "0.0.52"', _OLDER))],
+            [("pins.toml", lambda t: t.replace('version = "0.0.50"', 'version = "0.0.51"'))],
             [
                 "lock/runtime-py311.txt: [stale] lock/runtime.in, the pins or",
-                "lock/runtime-py311.txt: libtpu: [pins] 0.0.52 is locked, the pins say 0.0.51",
+                "lock/runtime-py311.txt: libtpu: [pins] 0.0.50 is locked, the pins say 0.0.51",
             ],
         ),
         (
             [("torch-cpu.metadata", lambda t: t.replace("Dist: jinja2", "Dist: rich"))],
             ["lock/runtime-py311.txt: [stale] lock/runtime.in, the pins or the table of torch"],
+        ),
+        (
+            [
+                ("torchvision-cpu.metadata", lambda t: t.replace("Dist: numpy", "Dist: rich")),
+                ("serve-py312.txt", lambda t: t.replace("0.28.0+cpu", "0.28.0")),
+                ("serve-py312.txt", lambda t: t.replace(":b545d46f", ":b545d46e")),
+                ("serve-py312.json", lambda t: t.replace('"PyTorch index"', '"main index"')),
+            ],
+            [
+                "lock/serve-py312.txt: [stale]",
+                "lock/serve-py312.txt: torchvision: [cuda] 0.28.0 without +cpu is a CUDA build",
+                "lock/serve-py312.txt: torchvision: [pins] 0.28.0 is locked, the pins say 0.28.0+",
+                "lock/serve-py312.txt: torchvision: [table] its digest is not the one of lock/",
+                "lock/serve-py312.json: torchvision: [why] it comes from the main index; from the",
+            ],
+        ),
+        (
+            [("torch-cpu.sha256", lambda t: t.replace("torchvision-0.28.0", "torchvision-0.27.0"))],
+            [
+                "lock/torch-cpu.sha256: torchvision: [table] torch-cpu.sha256 has no digest of",
+                "lock/serve-py312.txt: [stale]",
+            ],
+        ),
+        (
+            [("names.toml", lambda t: t.replace("until = 2027", "until = 2020"))],
+            ["lock/names.toml: triton: [name] left out of serve: its exception ended on 2020"],
+        ),
+        (
+            # a rule for another flavour, and none for the lock that leaves it out
+            [("names.toml", lambda t: t.replace(_LEFT_OUT, _LEFT_OUT.replace("serve", "train")))],
+            [
+                "lock/names.toml: triton: [name] no longer needed: xgrammar brings none of it into",
+                "lock/serve-py312.txt: [stale]",
+                "lock/serve-py312.json: triton: [why] it is left out, and lock/names.toml does not",
+            ],
+        ),
+        (
+            [("serve-py312.json", lambda t: t.replace('"reason": "xgrammar', '"reason": "other'))],
+            ["lock/serve-py312.json: triton: [why] it is left out of vllm-torchtpu > xgrammar"],
+        ),
+        (
+            [("names.toml", lambda t: t.replace('by = "xgrammar"', 'by = "numba"'))],
+            [
+                "lock/serve-py312.txt: [stale]",
+                "lock/serve-py312.json: triton: [why] it is left out of vllm-torchtpu > xgrammar",
+            ],
+        ),
+        (
+            [("serve-py312.txt", lambda t: t + "triton==3.9.0 --hash=sha256:" + "a" * 64)],
+            ["lock/serve-py312.txt: triton: [cuda] 3.9.0 may not be there: it is a CUDA package"],
         ),
     ],
 )
@@ -218,11 +268,11 @@ def test_torch_metadata_is_compared_with_the_real_wheel(own: Checkout, tmp_path:
     from tpuforge.pins import load
 
     pins = load()
-    torch = inputs.torch_wheel(pins, "3.11")
+    torch = inputs.cpu_wheel(pins, "torch", "3.11")
     held = own.root / "out" / "wheelhouse" / torch.sha256
     inputs.write_standin(torch, held)
     assert own.run("check", **OFFLINE).returncode == 2
-    other = inputs.TorchWheel(torch.file, torch.sha256, torch.metadata + "Requires-Dist: alpha\n")
+    other = replace(torch, metadata=torch.metadata + "Requires-Dist: alpha\n")
     inputs.write_standin(other, held)
     done = own.run("check", **OFFLINE)
     assert done.returncode == 1

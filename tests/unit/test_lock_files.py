@@ -9,6 +9,7 @@ import pytest
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import inputs
+from tpuforge.lock.names import is_cuda
 from tpuforge.lockfile import Locked, content_digest, read_digests, read_lock
 from tpuforge.pins import load
 
@@ -71,6 +72,9 @@ def test_second_digest_of_a_file_is_refused(tmp_path: Path) -> None:
         ("alpha @ file:///alpha.whl", "by its address"),
         ("./alpha.whl", "is no requirement"),
         ("nvidia-nccl-cu12", "is a CUDA package"),
+        ("torchvision==0.28.0", "an index's torchvision without +cpu is a CUDA build"),
+        ("alpha; sys_platform == 'linux'", "alpha has the marker sys_platform"),
+        ("alpha; python_version < '3.13' and os_name == 'nt'", "alpha has the marker"),
         ("alpha\nAlpha", "line 2: alpha stands there twice"),
         ("# only words", "names no package"),
     ],
@@ -91,12 +95,27 @@ def test_input_may_give_other_packages_a_range(tmp_path: Path) -> None:
     assert [str(requirement) for requirement in found] == ["jax>=0.10", "torch"]
 
 
+def test_line_for_one_python_counts_for_that_target_alone() -> None:
+    pins = load()
+    on = {
+        python: {one.name: str(one.specifier) for one in inputs.requirements(pins, flavour, python)}
+        for flavour, python in (("runtime", "3.11"), ("serve", "3.12"), ("dev", "3.13"))
+    }
+    assert on["3.12"]["numpy"] == "<2.4"
+    assert on["3.12"]["setuptools"] == "<81"
+    assert "vllm-torchtpu" in on["3.12"]
+    assert "numpy" not in on["3.11"] | on["3.13"]
+    assert {"torch", "fsspec"} < on["3.11"].keys()
+    found = inputs.requirements(pins, "runtime", "3.12")
+    assert [one for one in found if one.marker is not None] == []
+
+
 def test_cuda_is_known_by_name() -> None:
     bad = ["nvidia-cublas-cu12", "nvidia_nccl_cu13", "cuda-bindings", "CUDA.Python", "cupy"]
     bad += ["cupy-cuda12x", "triton", "pytorch-triton", "jax-cuda13-plugin", "cudf-cu12"]
-    assert [name for name in bad if not inputs.is_cuda(name)] == []
+    assert [name for name in bad if not is_cuda(name)] == []
     good = ["torch", "torch-tpu", "jax", "barracuda", "numpy", "tritonclient", "libtpu"]
-    assert [name for name in good if inputs.is_cuda(name)] == []
+    assert [name for name in good if is_cuda(name)] == []
 
 
 def test_platforms_are_best_first_and_no_newer_than_the_pins() -> None:
@@ -123,19 +142,28 @@ def test_head_of_a_lock_shows_edits() -> None:
     assert not inputs.read_head(GOOD).intact
 
 
-def test_torch_standin_is_a_wheel_that_says_what_the_real_one_says(tmp_path: Path) -> None:
+def test_standin_is_a_wheel_that_says_what_the_real_one_says(tmp_path: Path) -> None:
     pins = load()
     for python in pins.pythons:
-        wheel = inputs.torch_wheel(pins, python)
-        inputs.write_standin(wheel, tmp_path)
-        made = tmp_path / wheel.file
-        assert inputs.wheel_metadata(made) == wheel.metadata
-        with zipfile.ZipFile(made) as archive:
-            assert {name.split("/")[0] for name in archive.namelist()} == {
-                f"torch-{pins.torch.full}.dist-info"
-            }
-    fields = inputs.metadata_fields(wheel.metadata)
-    assert not [need for need in fields["Requires-Dist"] if inputs.is_cuda(need.split(">")[0])]
+        wheels = inputs.cpu_wheels(pins, python)
+        assert wheels.keys() == ({"torch", "torchvision"} if python == "3.12" else {"torch"})
+        for name, wheel in wheels.items():
+            inputs.write_standin(wheel, tmp_path)
+            made = tmp_path / wheel.file
+            assert inputs.wheel_metadata(made) == wheel.metadata
+            with zipfile.ZipFile(made) as archive:
+                assert {name.split("/")[0] for name in archive.namelist()} == {
+                    f"{name}-{pins.cpu_builds[name].full}.dist-info"
+                }
+            needed = [inputs.needs(n, python) for n in _requires(wheel.metadata)]
+            assert not [name for name in needed if name is not None and is_cuda(name)]
+    with pytest.raises(ForgeError, match="has no digest of torchvision") as caught:
+        inputs.cpu_wheel(pins, "torchvision", "3.14")
+    assert caught.value.exit_code == Exit.FAULT
+
+
+def _requires(metadata: str) -> list[str]:
+    return inputs.metadata_fields(metadata)["Requires-Dist"]
 
 
 def test_a_lock_that_was_edited_by_hand_is_refused_wherever_it_is_used(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lock.names import load_names
+from tpuforge.lock.names import ended, load_names
 
 TEXT = """[refused]
 bad-name = "squats"
@@ -18,6 +18,13 @@ name = "triton"
 flavour = "serve"
 until = 2027-01-31
 why = "its import is not needed"
+
+[[left_out]]
+name = "cupy"
+flavour = "serve"
+by = "alpha"
+until = 2027-03-31
+why = "alpha imports without it"
 """
 
 
@@ -32,6 +39,18 @@ def test_names_are_refused_allowed_and_allowed_no_more(tmp_path: Path) -> None:
     assert names.refusal("triton", "serve", later) == "its exception ended on 2027-01-31"
     assert names.refusal("triton", "runtime", day) == "it is a CUDA package"
     assert names.refusal("nvidia-nccl", "serve", day) == "it is a CUDA package"
+
+
+def test_package_that_is_left_out_may_not_enter_the_lock_either(tmp_path: Path) -> None:
+    path = tmp_path / "names.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    names = load_names(path)
+    (one,) = names.left_out_of("serve")
+    assert (one.name, one.by) == ("cupy", "alpha")
+    assert names.left_out_of("train") == []
+    assert names.refusal("cupy", "serve", date(2027, 1, 31)) == "it is a CUDA package"
+    assert ended(one, date(2027, 3, 31)) == ""
+    assert ended(one, date(2027, 4, 1)) == "its exception ended on 2027-03-31"
 
 
 def test_real_names_allow_no_cuda() -> None:
@@ -50,6 +69,12 @@ def test_real_names_allow_no_cuda() -> None:
         ('why = "its', 'whom = "its', "is not of the form"),
         ('flavour = "serve"\n', "", "is not of the form"),
         ("[[allowed]]", "[[allowed]", "names.toml: Expected"),
+        ('by = "alpha"\n', "", "is not of the form"),
+        ('by = "alpha"', 'by = "Al_pha"', "Al_pha is no canonical name"),
+        ('"cupy"', '"numpy"', "numpy is no canonical name of a CUDA package"),
+        ('"cupy"', '"triton"', "triton is allowed in serve and left out of it"),
+        ("[[left_out]]", "[left_out]", "is not of the form"),
+        ("[refused]", "[[refused]]", "is not of the form"),
     ],
 )
 def test_bad_names_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:

@@ -15,6 +15,10 @@ TEXT = PINS_FILE.read_text(encoding="utf-8")
 def test_real_pins_go_together() -> None:
     pins = load()
     assert pins.torch.full == f"{pins.torch.version}+cpu"
+    assert {name: build.full for name, build in pins.cpu_builds.items()} == {
+        "torch": pins.torch.full,
+        "torchvision": f"{pins.torchvision.version}+cpu",
+    }
     assert pins.default_python in pins.pythons
     assert pins.python(None) == pins.default_python
     assert pins.suites[pins.default_python] in pins.debian
@@ -43,14 +47,21 @@ def test_unsupported_python_is_refused() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('local = "cpu"', 'local = "cpu"\ncolour = 1', "torch.colour is an unknown key"),
+        ('cpu"\n# The one', 'cpu"\ncolour = 1\n# The one', "torch.colour is an unknown key"),
         ("schema = 1", "schema = 1\nsurprise = 2", "surprise is an unknown key"),
         ("schema = 1", "schema = 9", "schema is 9"),
-        ('local = "cpu"', 'local = "cu130"', "torch.local is cu130"),
+        ('cpu"\n# The one', 'cu130"\n# The one', "torch.local is cu130"),
+        ('"0.28.0"\nlocal = "cpu"', '"0.28.0"\nlocal = "cu130"', "torchvision.local is cu130"),
+        ('version = "0.28.0"', 'version = "0.28.0+cpu"', "torchvision.version is 0.28.0+cpu"),
+        (
+            'version = "0.28.0"',
+            'version = "0.28.0"\nindex = "a"',
+            "torchvision.index is an unknown",
+        ),
         ('version = "2.13.0"', 'version = "2.99.0"', "torch.version is 2.99.0"),
         ('version = "2.13.0"', 'version = "2.13.0+cpu"', "torch.version is 2.13.0+cpu"),
         ('version = "2.13.0"', 'version = "two"', "torch.version is 'two'"),
-        ('version = "0.0.52"', 'version = "0.0.1"', "libtpu.version is 0.0.1"),
+        ('version = "0.0.50"', 'version = "0.0.1"', "libtpu.version is 0.0.1"),
         ('sha256 = "22e7', 'sha256 = "XXe7', "bazelisk.sha256 is"),
         ("epoch = 1795996800", 'epoch = "yesterday"', "epoch is 'yesterday'"),
         ("epoch = 1795996800", "epoch = -1", "epoch is -1"),
@@ -59,12 +70,14 @@ def test_unsupported_python_is_refused() -> None:
         ('platform = "manylinux_2_31_x86_64"', 'platform = "win_amd64"', "resolver.platform is"),
         ('"3.11" = "bookworm"', '"3.11" = "trixie"', "is trixie"),
         ('"3.11" = "bookworm"', '"3.8" = "bookworm"', "is 3.8"),
-        ('[libtpu]\nversion = "0.0.52"', "[libtpu]", "libtpu.version is missing"),
+        ('version = "0.0.50"', "", "libtpu.version is missing"),
         ('torch = ">=2.11.0,<=2.15.0"', 'torch = "about 2"', "torch_tpu.torch is"),
         ("[torch]", "[torch", "is not TOML"),
         ('flavour = "runtime"', 'flavour = "ghost"', "default.flavour is ghost"),
         ("[flavour.smoke]", '[flavour.smoke]\non = "ghost"', "flavour.smoke.on is ghost"),
         ("[flavour.smoke]", '[flavour.smoke]\non = "train"', "flavour.smoke.on is train"),
+        ("[flavour.smoke]", "[flavour.smoke]\napart = true", "flavour.smoke.apart is true"),
+        ("apart = true", 'apart = "yes"', "flavour.serve.apart is 'yes'"),
         ("[flavour.smoke]", "[flavour.smoke]\nof = 1", "flavour.smoke.of is an unknown key"),
         (
             '[flavour.smoke]\npythons = ["3.11"',

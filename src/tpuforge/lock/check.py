@@ -24,24 +24,25 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import provenance
 from tpuforge.lock.conflicts import CONFLICTS_FILE, Conflict, load_conflicts, moved, over
 from tpuforge.lock.inputs import (
-    LOCK_DIR,
-    TORCH_METADATA,
+    CPU_DIGESTS,
+    CpuWheel,
     base_packages,
     constraints,
+    cpu_wheel,
+    cpu_wheels,
     existing,
     flavours,
-    held_torch,
+    held_wheel,
     inputs_key,
-    is_cuda,
     lock_path,
     metadata_fields,
+    metadata_path,
     read_head,
     render,
     requirements,
-    torch_wheel,
     wheel_metadata,
 )
-from tpuforge.lock.names import NAMES_FILE, load_names
+from tpuforge.lock.names import LOCK_DIR, NAMES_FILE, ended, is_cuda, load_names
 from tpuforge.lock.resolve import describe_changes, say_ignored, targets
 from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep, workspace
 from tpuforge.lock.sources import UnreachableError, read_source
@@ -122,9 +123,9 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
         faults += found
         if not found:
             sound.add(target)
-    faults += _consistent(sound)
+    faults += _consistent(pins, sound)
     for python in pins.pythons:
-        faults += _table(pins, python)
+        faults += _table(pins, python, everything)
     faults += _orphans(pins)
     conflicts = load_conflicts(pins)
     faults += [
@@ -132,7 +133,7 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
         for conflict in conflicts
         if (why := _over(conflict, existing(pins)))
     ]
-    faults += _needless(sound)
+    faults += _exceptions(sound)
     proofs = _Proofs(pins)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -273,7 +274,8 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
             mend=again,
         )
     try:
-        names = [canonicalize_name(one.name) for one in requirements(pins, flavour)]
+        asked = requirements(pins, flavour, python)
+        names = [canonicalize_name(one.name) for one in asked]
     except ForgeError as error:
         where, _, what = error.found.partition(", ")
         return [Fault(f"lock/{where}", "", "input", what, error.mend)]
@@ -290,7 +292,7 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
     try:
         key = inputs_key(pins, flavour, python, [package.name for package in packages])
     except ForgeError as error:
-        return [Fault(file, "torch", "table", error.found, error.mend)]
+        return [Fault(file, "", "table", error.found, error.mend)]
     head = read_head(path.read_text(encoding="utf-8"))
     faults = []
     if not head.intact:
@@ -304,14 +306,17 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
         for p in base
         if p not in packages
     ]
-    faults += _why(flavour, python, packages, names, again)
+    faults += _why(pins, flavour, python, packages, inputs=names, again=again)
+    faults += _left_out(flavour, python, again)
     return faults + _contents(pins, flavour, python, packages, again)
 
 
 def _why(
+    pins: Pins,
     flavour: str,
     python: str,
     packages: Sequence[Locked],
+    *,
     inputs: Collection[str],
     again: str,
 ) -> list[Fault]:
@@ -334,23 +339,53 @@ def _why(
         if chain[-1:] != [name] or chain[0] not in inputs or not set(chain) <= entries.keys():
             what = f"the chain {' > '.join(chain)} does not lead from an input to it"
             faults.append(Fault(file, name, "why", what, again))
-        index = provenance.PYTORCH if name == "torch" else provenance.MAIN
-        if entry["index"] != index:
-            what = f"it comes from the {entry['index']}; from there the pins take torch alone"
+        if entry["index"] != provenance.index_of(pins, name):
+            builds = " and ".join(pins.cpu_builds)
+            what = f"it comes from the {entry['index']}; from the PyTorch index come {builds} alone"
             faults.append(Fault(file, name, "why", what, again))
     return faults
 
 
-def _consistent(sound: Iterable[tuple[str, str]]) -> list[Fault]:
+def _left_out(flavour: str, python: str, again: str) -> list[Fault]:
+    """Judge what a lock does not hold although it is required: the file must say what rules it."""
+    file = f"lock/{provenance.path_of(flavour, python).name}"
+    rules = {one.name: one for one in load_names().left_out_of(flavour)}
+    recorded = provenance.read_left_out(flavour, python)
+    faults = []
+    for name, entry in recorded.items():
+        chain, reason = entry["why"], entry["reason"]
+        rule = rules.get(name)
+        if rule is not None:
+            if chain[-2:-1] != [rule.by] or reason != rule.why:
+                what = f"it is left out of {' > '.join(chain)} for another reason than names.toml's"
+                faults.append(Fault(file, name, "why", what, again))
+        elif reason != provenance.FOLLOWS or not rules.keys() & recorded.keys() & set(chain):
+            what = "it is left out, and lock/names.toml does not say so"
+            faults.append(Fault(file, name, "why", what, again))
+    return faults
+
+
+def _consistent(pins: Pins, sound: Iterable[tuple[str, str]]) -> list[Fault]:
     """One release of a package for all flavours of a Python, or what runs together may not agree.
 
-    The tools never share an environment with a flavour.
+    The tools never share an environment with a flavour. A flavour that stands apart may differ from
+    others that build on something, and from nothing else.
     """
+    locks = sorted(target for target in sound if target[0] != _APART)
+    together = [target for target in locks if not pins.flavours[target[0]].apart]
+    alone = [target for target in locks if not pins.flavours[target[0]].on]
+    faults = _differing(together)
+    for target in locks:
+        if pins.flavours[target[0]].apart:
+            faults += _differing([*alone, target])
+    return faults
+
+
+def _differing(locks: Iterable[tuple[str, str]]) -> list[Fault]:
+    """Packages that two locks of one Python hold in different releases."""
     seen: dict[tuple[str, str], tuple[str, Locked]] = {}
     faults = []
-    for flavour, python in sorted(sound):
-        if flavour == _APART:
-            continue
+    for flavour, python in locks:
         name = f"lock/{lock_path(flavour, python).name}"
         for package in read_lock(lock_path(flavour, python)):
             first, other = seen.setdefault((python, package.name), (name, package))
@@ -367,6 +402,7 @@ def _contents(
     faults = []
     file = f"lock/{lock_path(flavour, python).name}"
     pinned = constraints(pins)
+    wheels = cpu_wheels(pins, python)
     names = load_names()
     for package in packages:
         name, number = package.name, package.version
@@ -374,49 +410,85 @@ def _contents(
         if why:
             rule = "cuda" if is_cuda(name) else "name"
             faults.append(Fault(file, name, rule, f"{number} may not be there: {why}", again))
-        if name == "torch" and Version(number).local != pins.torch.local:
-            what = f"{number} without +{pins.torch.local} is a CUDA build"
+        build = pins.cpu_builds.get(name)
+        if build is not None and Version(number).local != build.local:
+            what = f"{number} without +{build.local} is a CUDA build"
             faults.append(Fault(file, name, "cuda", what, again))
         if name in pinned and number != pinned[name]:
             what = f"{number} is locked, the pins say {pinned[name]}"
             faults.append(Fault(file, name, "pins", what, again))
-        if name == "torch" and package.sha256 != torch_wheel(pins, python).sha256:
-            what = "its digest is not the one of lock/torch-cpu.sha256"
+        wheel = wheels.get(name)
+        if wheel is not None and package.sha256 != wheel.sha256:
+            what = f"its digest is not the one of lock/{CPU_DIGESTS.name}"
             faults.append(Fault(file, name, "table", what, again))
     return faults
 
 
-def _needless(sound: Collection[tuple[str, str]]) -> list[Fault]:
-    """Exceptions that no lock needs: they would let CUDA in unseen later on."""
+def _exceptions(sound: Collection[tuple[str, str]]) -> list[Fault]:
+    """Judge the exceptions themselves: one that nothing needs would let CUDA in unseen later on."""
+    names = load_names()
+    file, mend = f"lock/{NAMES_FILE.name}", "remove the entry"
     held = {
         (package.name, flavour)
         for flavour, python in sound
         for package in read_lock(lock_path(flavour, python))
     }
-    mend = "remove the entry"
-    return [
-        Fault(f"lock/{NAMES_FILE.name}", one.name, "name", f"{one.flavour} has none of it", mend)
-        for one in load_names().allowed
+    faults = [
+        Fault(file, one.name, "name", f"{one.flavour} has none of it", mend)
+        for one in names.allowed
         if (one.name, one.flavour) not in held
     ]
+    left_out = {
+        (name, flavour, entry["why"][-2])
+        for flavour, python in sound
+        for name, entry in provenance.read_left_out(flavour, python).items()
+    }
+    for one in names.left_out:
+        over = ended(one)
+        if over:
+            what = "prove anew that imports do without it, then give it another day: docs/lock.md"
+            faults.append(Fault(file, one.name, "name", f"left out of {one.flavour}: {over}", what))
+        # a lock that is not sound has faults of its own, and may need the entry
+        judged = any(flavour == one.flavour for flavour, _ in sound)
+        if judged and (one.name, one.flavour, one.by) not in left_out:
+            what = f"no longer needed: {one.by} brings none of it into {one.flavour}"
+            faults.append(Fault(file, one.name, "name", what, mend))
+    return faults
 
 
-def _table(pins: Pins, python: str, folders: Sequence[Path] = ()) -> list[Fault]:
-    """Judge torch's digest and metadata for a Python, against the real wheel where it is held."""
-    try:
-        torch = torch_wheel(pins, python)
-    except ForgeError as error:
-        return [Fault("lock/torch-cpu.sha256", "torch", "table", error.found, error.mend)]
-    stated = metadata_fields(torch.metadata)
-    wheel = held_torch(torch, folders)
-    if wheel is not None:
-        real = metadata_fields(wheel_metadata(wheel))
-        if real != stated:
-            which = ", ".join(field for field in real if real[field] != stated[field])
-            what = f"{which} is not what {torch.file} says"
-            mend = "take it from the wheel as docs/lock.md says, then: ./forge lock"
-            return [Fault(f"lock/{TORCH_METADATA.name}", "torch", "table", what, mend)]
-    return []
+def _table(
+    pins: Pins, python: str, locks: Sequence[tuple[str, str]], folders: Sequence[Path] = ()
+) -> list[Fault]:
+    """Judge digests and metadata of the CPU builds that the locks of a Python hold."""
+    held = set()
+    for target in locks:
+        if target[1] == python:
+            try:
+                packages = read_lock(lock_path(*target), as_written=False)
+            except ForgeError:
+                continue  # it has a fault of its own
+            held |= {package.name for package in packages}
+    faults = []
+    for name in sorted(held & pins.cpu_builds.keys()):
+        try:
+            faults += _beside(cpu_wheel(pins, name, python), folders)
+        except ForgeError as error:
+            faults.append(Fault(f"lock/{CPU_DIGESTS.name}", name, "table", error.found, error.mend))
+    return faults
+
+
+def _beside(wheel: CpuWheel, folders: Sequence[Path]) -> list[Fault]:
+    """Compare the metadata of a CPU build with its real wheel, where that is held."""
+    held = held_wheel(wheel, folders)
+    if held is None:
+        return []
+    stated, real = metadata_fields(wheel.metadata), metadata_fields(wheel_metadata(held))
+    if real == stated:
+        return []
+    which = ", ".join(field for field in real if real[field] != stated[field])
+    what = f"{which} is not what {wheel.file} says"
+    mend = "take it from the wheel as docs/lock.md says, then: ./forge lock"
+    return [Fault(f"lock/{metadata_path(wheel.name).name}", wheel.name, "table", what, mend)]
 
 
 class _Proofs:
@@ -494,7 +566,7 @@ def _prove(
     sweep()
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
-    faults += [f for _, python in due[:1] for f in _table(pins, python, source.folders)]
+    faults += [f for _, python in due[:1] for f in _table(pins, python, due, source.folders)]
     for number, (flavour, python) in enumerate(due):
         job = Job(pins, flavour, python, source)
         started = time.monotonic()

@@ -19,7 +19,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lock.inputs import LOCK_DIR, is_cuda, lock_path
+from tpuforge.lock.inputs import lock_path
+from tpuforge.lock.names import LOCK_DIR, is_cuda
 from tpuforge.lock.resolver import Job, home_python
 from tpuforge.lockfile import read_lock
 from tpuforge.pins import Pins

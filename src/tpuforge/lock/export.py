@@ -36,7 +36,7 @@ from packaging.version import Version
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import provenance
-from tpuforge.lock.inputs import TORCH_DIGESTS, lock_path, read_head
+from tpuforge.lock.inputs import CPU_DIGESTS, lock_path, read_head
 from tpuforge.lock.provenance import Listed
 from tpuforge.lock.resolve import targets
 from tpuforge.lock.resolver import home_python, workspace
@@ -142,7 +142,7 @@ def constraints_text(packages: Sequence[Locked]) -> str:
 
 def _cpu_files() -> dict[str, str]:
     """SHA-256 to file name of the CPU builds, which stand on the PyTorch index alone."""
-    return {digest: file for file, digest in read_digests(TORCH_DIGESTS).items()}
+    return {digest: file for file, digest in read_digests(CPU_DIGESTS).items()}
 
 
 def _places(pins: Pins, packages: Sequence[Locked]) -> dict[str, Listed]:

@@ -20,32 +20,20 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock.names import LOCK_DIR, is_cuda, load_names
 from tpuforge.lockfile import Locked, content_digest, read_digests, read_lock
-from tpuforge.paths import ROOT, out_dir, sha256_file, sha256_text
+from tpuforge.paths import out_dir, sha256_file, sha256_text
 from tpuforge.pins import Pins
 
-LOCK_DIR = ROOT / "lock"
-TORCH_DIGESTS = LOCK_DIR / "torch-cpu.sha256"
-TORCH_METADATA = LOCK_DIR / "torch-cpu.metadata"
+CPU_DIGESTS = LOCK_DIR / "torch-cpu.sha256"
 _FORMAT = "tpuforge.lock/1"
 
-_CUDA = re.compile(
-    r"(nvidia|cupy|triton|pytorch-triton)(-.*|\d.*)?"  # nvidia-nccl-cu12, cupy-cuda12x, triton
-    r"|(.*-)?cuda[0-9a-z]*(-.*)?"  # cuda-bindings, jax-cuda13-plugin
-    r"|.*-cu1\d(-.*)?"  # cudf-cu12
-)
 _HEAD = re.compile(r"# (?P<what>inputs|content) sha256:(?P<digest>[0-9a-f]{64})")
+# nothing else of a machine may decide what is asked for
+_PYTHON = r'python_version (==|!=|<|<=|>|>=) "3\.\d{1,2}"'
+_MARKER = re.compile(rf"{_PYTHON}( (and|or) {_PYTHON})*")
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _FIELDS = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra")
-
-
-def is_cuda(name: str) -> bool:
-    """Whether a package belongs to the CUDA world, by its name.
-
-    Args:
-        name: A package name in any spelling.
-    """
-    return _CUDA.fullmatch(canonicalize_name(name)) is not None
 
 
 def lock_path(flavour: str, python: str) -> Path:
@@ -101,12 +89,16 @@ def existing(pins: Pins) -> list[tuple[str, str]]:
     ]
 
 
-def requirements(pins: Pins, flavour: str) -> list[Requirement]:
+def requirements(pins: Pins, flavour: str, python: str) -> list[Requirement]:
     """What a flavour asks for: its own input, and that of the flavour it builds on.
 
     Args:
         pins: The pins.
         flavour: Such as ``train``.
+        python: ``X.Y``; a line whose marker does not hold for it does not count.
+
+    Returns:
+        Requirements without markers.
 
     Raises:
         ForgeError: If an input is bad; exit code 1.
@@ -116,7 +108,9 @@ def requirements(pins: Pins, flavour: str) -> list[Requirement]:
     found = {}
     for name in filter(None, (on, flavour)):
         for requirement in read_input(LOCK_DIR / f"{name}.in", pinned):
-            found[str(requirement)] = requirement
+            if holds(requirement, python):
+                requirement.marker = None
+                found[str(requirement)] = requirement
     return list(found.values())
 
 
@@ -143,17 +137,17 @@ def constraints(pins: Pins) -> dict[str, str]:
     """
     return {
         "libtpu": pins.libtpu,
-        "torch": pins.torch.full,
         "torch-tpu": pins.torch_tpu.version,
+        **{name: build.full for name, build in pins.cpu_builds.items()},
     }
 
 
-def read_input(path: Path, pinned: Iterable[str]) -> list[Requirement]:
+def read_input(path: Path, pinned: Mapping[str, str]) -> list[Requirement]:
     """Read an input, strictly: one package per line, and no version where the pins have one.
 
     Args:
         path: Such as ``lock/runtime.in``.
-        pinned: Canonical names whose versions stand in the pins.
+        pinned: The versions that stand in the pins, by canonical name.
 
     Returns:
         Its requirements, in the order of the file.
@@ -205,14 +199,20 @@ def read_input(path: Path, pinned: Iterable[str]) -> list[Requirement]:
             )
         if name in pinned and requirement.specifier:
             hint = (
-                "; an index's torch without +cpu is a CUDA build"
-                if name == "torch" and "+cpu" not in str(requirement.specifier)
+                f"; an index's {name} without +cpu is a CUDA build"
+                if pinned[name].endswith("+cpu") and "+cpu" not in str(requirement.specifier)
                 else ""
             )
             raise bad(
                 f"{line!r} states a version{hint}",
                 f"{name} alone: its version stands in lock/pins.toml",
                 f"write {name} in lock/{path.name}, and its version in lock/pins.toml",
+            )
+        if requirement.marker is not None and not _MARKER.fullmatch(str(requirement.marker)):
+            raise bad(
+                f"{name} has the marker {requirement.marker}",
+                "a marker that asks for python_version alone: one lock holds for one target",
+                f"edit lock/{path.name}",
             )
         if name in found:
             raise bad(f"{name} stands there twice", "each package once", f"edit lock/{path.name}")
@@ -245,53 +245,90 @@ def platforms(pins: Pins) -> list[str]:
 
 
 @dataclass(frozen=True)
-class TorchWheel:
-    """The CPU build of torch for one Python.
+class CpuWheel:
+    """The CPU build of a package for one Python.
 
     Attributes:
+        name: Canonical name, such as ``torch``.
+        version: Its version, such as ``2.13.0+cpu``.
         file: Its file name.
         sha256: Its digest, from the table.
         metadata: What it requires, as the text of a METADATA file.
     """
 
+    name: str
+    version: str
     file: str
     sha256: str
     metadata: str
 
 
-def torch_wheel(pins: Pins, python: str) -> TorchWheel:
-    """The line of the digest table for a Python, with the metadata beside the table.
+def metadata_path(name: str) -> Path:
+    """Where the requirements of a CPU build stand.
+
+    Args:
+        name: Such as ``torch``.
+    """
+    return LOCK_DIR / f"{name}-cpu.metadata"
+
+
+def cpu_wheels(pins: Pins, python: str) -> dict[str, CpuWheel]:
+    """The CPU builds that the digest table has for a Python, with the metadata beside the table.
 
     Args:
         pins: The pins.
         python: ``X.Y``.
 
+    Returns:
+        Wheels by canonical name; a build without one for this Python is not among them.
+
     Raises:
-        ForgeError: If the table has no such wheel, or the metadata is of another version.
+        ForgeError: If the metadata is missing, or of another version.
     """
     tag = f"cp{python.replace('.', '')}"
     accepted = set(platforms(pins))
-    for file, digest in read_digests(TORCH_DIGESTS).items():
+    found: dict[str, CpuWheel] = {}
+    for file, digest in read_digests(CPU_DIGESTS).items():
         try:
             name, version, _, tags = parse_wheel_filename(file)
         except InvalidWheelFilename:
             continue
+        build = pins.cpu_builds.get(name)
         fits = any(t.interpreter == t.abi == tag and t.platform in accepted for t in tags)
-        if name == "torch" and str(version) == pins.torch.full and fits:
-            return TorchWheel(file, digest, _torch_metadata(pins))
+        if build is not None and str(version) == build.full and fits:
+            metadata = _cpu_metadata(name, build.full)
+            found[name] = CpuWheel(name, build.full, file, digest, metadata)
+    return found
+
+
+def cpu_wheel(pins: Pins, name: str, python: str) -> CpuWheel:
+    """The CPU build of one package for a Python.
+
+    Args:
+        pins: The pins.
+        name: Such as ``torch``.
+        python: ``X.Y``.
+
+    Raises:
+        ForgeError: If the table has no such wheel, or the metadata is of another version.
+    """
+    found = cpu_wheels(pins, python).get(name)
+    if found is not None:
+        return found
+    version, tag = pins.cpu_builds[name].full, f"cp{python.replace('.', '')}"
     raise ForgeError(
-        f"{TORCH_DIGESTS.name} has no digest of torch {pins.torch.full} for Python {python}",
-        expected=f"a line for torch-{pins.torch.full}-{tag}-{tag}-<platform>.whl",
+        f"{CPU_DIGESTS.name} has no digest of {name} {version} for Python {python}",
+        expected=f"a line for {name}-{version}-{tag}-{tag}-<platform>.whl",
         mend="add the line, checked as docs/lock.md says",
         exit_code=Exit.FAULT,
     )
 
 
-def held_torch(wheel: TorchWheel, folders: Sequence[Path] = ()) -> Path | None:
-    """The real wheel of torch, where the wheelhouse or a folder of the user's holds it.
+def held_wheel(wheel: CpuWheel, folders: Sequence[Path] = ()) -> Path | None:
+    """The real wheel of a CPU build, where the wheelhouse or a folder of the user's holds it.
 
     Args:
-        wheel: Which torch.
+        wheel: Which one.
         folders: Folders of wheels; a file there counts if it has the digest of the table.
     """
     # the wheelhouse holds a file only once its digest was verified
@@ -305,13 +342,22 @@ def held_torch(wheel: TorchWheel, folders: Sequence[Path] = ()) -> Path | None:
     return None
 
 
-def _torch_metadata(pins: Pins) -> str:
-    text = TORCH_METADATA.read_text(encoding="utf-8")
-    fields = metadata_fields(text)
-    if fields["Name"] != ["torch"] or fields["Version"] != [pins.torch.full]:
+def _cpu_metadata(name: str, version: str) -> str:
+    path = metadata_path(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
         raise ForgeError(
-            f"{TORCH_METADATA.name} is of {' '.join(fields['Name'] + fields['Version'])}",
-            expected=f"torch {pins.torch.full}, as in lock/pins.toml",
+            f"{path.name} is not there",
+            expected=f"the requirements of {name} {version}",
+            mend="take it from the wheel as docs/lock.md says",
+            exit_code=Exit.FAULT,
+        ) from error
+    fields = metadata_fields(text)
+    if fields["Name"] != [name] or fields["Version"] != [version]:
+        raise ForgeError(
+            f"{path.name} is of {' '.join(fields['Name'] + fields['Version'])}",
+            expected=f"{name} {version}, as in lock/pins.toml",
             mend="take it from the wheel as docs/lock.md says",
             exit_code=Exit.FAULT,
         )
@@ -349,13 +395,13 @@ def wheel_metadata(path: Path) -> str:
         ) from error
 
 
-def write_standin(wheel: TorchWheel, folder: Path) -> None:
-    """Make the metadata-only wheel that stands for torch while resolving.
+def write_standin(wheel: CpuWheel, folder: Path) -> None:
+    """Make the metadata-only wheel that stands for a CPU build while resolving.
 
     No byte of it reaches a lock: the digest there is the table's.
 
     Args:
-        wheel: Which torch.
+        wheel: Which one.
         folder: Where to put it.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -381,23 +427,25 @@ def inputs_key(pins: Pins, flavour: str, python: str, reached: Iterable[str]) ->
             them has no part in it, so a new torch leaves the lock of the tools alone.
 
     Returns:
-        64 hex digits; another one as soon as an input, a pin that matters, the digest of torch or
-        its requirements change. Comments and order do not count.
+        64 hex digits; another one as soon as an input, a pin that matters, what is left out, the
+        digest of a CPU build or its requirements change. Comments and order do not count.
 
     Raises:
         ForgeError: If the input or the table is bad.
     """
     decided = constraints(pins)
     parts = [_FORMAT, python, pins.platform, pins.cutoff.isoformat()]
-    parts += sorted(str(requirement) for requirement in requirements(pins, flavour))
+    parts += sorted(str(requirement) for requirement in requirements(pins, flavour, python))
     parts += [f"{p.name}=={p.version} {p.sha256}" for p in base_packages(pins, flavour, python)]
     present = sorted(decided.keys() & set(reached))
     parts += [f"{name}=={decided[name]}" for name in present]
-    if "torch" in present:
-        torch = torch_wheel(pins, python)
-        fields = metadata_fields(torch.metadata)
-        parts += [torch.file, torch.sha256]
-        parts += [f"{field}: {value}" for field in _FIELDS for value in fields[field]]
+    for wheel in cpu_wheels(pins, python).values():
+        if wheel.name in present:
+            fields = metadata_fields(wheel.metadata)
+            parts += [wheel.file, wheel.sha256]
+            parts += [f"{field}: {value}" for field in _FIELDS for value in fields[field]]
+    left_out = load_names().left_out_of(flavour)
+    parts += [f"{one.name} of {one.by} is left out" for one in left_out]
     return sha256_text(*parts)
 
 

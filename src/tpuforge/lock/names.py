@@ -1,12 +1,15 @@
 """Which names may not enter a lock: ``lock/names.toml``, and all of the CUDA world.
 
 An exception names one package and one flavour, says why, and ends on a day: from then on the lock
-is bad, so that somebody looks whether it is still needed.
+is bad, so that somebody looks whether it is still needed. There are two kinds. A package that is
+*allowed* stands in the lock. One that is *left out* does not, although a package of the lock
+requires it: its imports were shown to do without.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +20,31 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lock.inputs import LOCK_DIR, is_cuda
+from tpuforge.paths import ROOT
 
+LOCK_DIR = ROOT / "lock"
 NAMES_FILE = LOCK_DIR / "names.toml"
-_FORM = {"name": str, "flavour": str, "until": date, "why": str}
+_ALLOWED = {"name": str, "flavour": str, "until": date, "why": str}
+_LEFT_OUT = {**_ALLOWED, "by": str}
+_CUDA = re.compile(
+    r"(nvidia|cupy|triton|pytorch-triton)(-.*|\d.*)?"  # nvidia-nccl-cu12, cupy-cuda12x, triton
+    r"|(.*-)?cuda[0-9a-z]*(-.*)?"  # cuda-bindings, jax-cuda13-plugin
+    r"|.*-cu1\d(-.*)?"  # cudf-cu12
+)
+
+
+def is_cuda(name: str) -> bool:
+    """Whether a package belongs to the CUDA world, by its name.
+
+    Args:
+        name: A package name in any spelling.
+    """
+    return _CUDA.fullmatch(canonicalize_name(name)) is not None
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """One exception.
+    """One exception from "no CUDA": a package that a lock may hold.
 
     Attributes:
         name: Canonical name of a CUDA package.
@@ -41,16 +60,46 @@ class Allowed:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """One package that a lock does not hold, although something in it requires it.
+
+    Attributes:
+        name: Canonical name of a CUDA package.
+        flavour: The flavour whose lock leaves it out.
+        by: Canonical name of the one package that requires it.
+        until: The last day.
+        why: What was proven about doing without it.
+    """
+
+    name: str
+    flavour: str
+    by: str
+    until: date
+    why: str
+
+
+@dataclass(frozen=True)
 class Names:
     """What is said about names.
 
     Attributes:
         refused: Canonical name to reason.
         allowed: Exceptions from "no CUDA".
+        left_out: What locks do not hold, although it is required.
     """
 
     refused: Mapping[str, str]
     allowed: tuple[Allowed, ...]
+    left_out: tuple[LeftOut, ...]
+
+    def left_out_of(self, flavour: str) -> list[LeftOut]:
+        """What the lock of a flavour leaves out, by name.
+
+        Args:
+            flavour: Such as ``serve``.
+        """
+        found = [one for one in self.left_out if one.flavour == flavour]
+        return sorted(found, key=lambda one: (one.name, one.by))
 
     def refusal(self, name: str, flavour: str, today: date | None = None) -> str:
         """Why a package may not enter the lock of a flavour.
@@ -69,9 +118,22 @@ class Names:
             return ""
         for one in self.allowed:
             if (one.name, one.flavour) == (name, flavour):
-                over = (today or datetime.now(UTC).date()) > one.until
-                return f"its exception ended on {one.until}" if over else ""
+                return ended(one, today)
         return "it is a CUDA package"
+
+
+def ended(one: Allowed | LeftOut, today: date | None = None) -> str:
+    """Whether an exception is over.
+
+    Args:
+        one: Which one.
+        today: The day it is held against; the present one, in UTC, if not given.
+
+    Returns:
+        When it ended; empty if it still holds.
+    """
+    over = (today or datetime.now(UTC).date()) > one.until
+    return f"its exception ended on {one.until}" if over else ""
 
 
 @functools.cache
@@ -95,27 +157,45 @@ def load_names(path: Path = NAMES_FILE) -> Names:
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise _bad(path, str(error)) from error
-    refused, entries = top.pop("refused", {}), top.pop("allowed", [])
-    if top or not isinstance(refused, dict) or not isinstance(entries, list):
+    refused = top.pop("refused", {})
+    allowed, left_out = top.pop("allowed", []), top.pop("left_out", [])
+    lists = isinstance(allowed, list) and isinstance(left_out, list)
+    if top or not isinstance(refused, dict) or not lists:
         raise _bad(path, f"{', '.join(top) or 'a table'} is not of the form")
     for name, why in refused.items():
         if name != canonicalize_name(name) or not isinstance(why, str) or not why:
             raise _bad(path, f"{name} is no canonical name with a reason")
-    return Names(refused, tuple(_allowed(path, entry) for entry in entries))
+    for entry in allowed:
+        _check(path, entry, _ALLOWED)
+    for entry in left_out:
+        _check(path, entry, _LEFT_OUT)
+        if entry["by"] != canonicalize_name(entry["by"]):
+            raise _bad(path, f"{entry['by']} is no canonical name")
+    names = Names(
+        refused,
+        tuple(Allowed(**entry) for entry in allowed),
+        tuple(LeftOut(**entry) for entry in left_out),
+    )
+    for one in names.left_out:
+        if any((one.name, one.flavour) == (other.name, other.flavour) for other in names.allowed):
+            raise _bad(path, f"{one.name} is allowed in {one.flavour} and left out of it")
+        if sum((one.name, one.flavour) == (o.name, o.flavour) for o in names.left_out) > 1:
+            raise _bad(path, f"{one.name} is left out of {one.flavour} twice: one package alone")
+    return names
 
 
-def _allowed(path: Path, entry: dict[str, Any]) -> Allowed:
-    if {key: type(value) for key, value in entry.items()} != _FORM or not entry["why"]:
+def _check(path: Path, entry: dict[str, Any], form: Mapping[str, type]) -> None:
+    if {key: type(value) for key, value in entry.items()} != form or not entry["why"]:
         raise _bad(path, f"the exception {entry} is not of the form")
     if entry["name"] != canonicalize_name(entry["name"]) or not is_cuda(entry["name"]):
         raise _bad(path, f"{entry['name']} is no canonical name of a CUDA package")
-    return Allowed(**entry)
 
 
 def _bad(path: Path, what: str) -> ForgeError:
     return ForgeError(
         f"{path.name}: {what}",
-        expected="[refused] with name = reason; [[allowed]] with name, flavour, until (a day), why",
+        expected="[refused] with name = reason; [[allowed]] with name, flavour, until (a day), "
+        "why; [[left_out]] with these and by",
         mend=f"edit lock/{path.name}",
         exit_code=Exit.FAULT,
     )

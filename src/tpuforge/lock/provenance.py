@@ -8,6 +8,7 @@ a lock, whatever a resolver or an index says. No host stands in the file.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import holds, lock_path, requirements
+from tpuforge.lock.names import load_names
 from tpuforge.lock.sources import Source
 from tpuforge.lockfile import Locked
 from tpuforge.paths import read_json
@@ -26,7 +28,9 @@ from tpuforge.pins import Pins
 SCHEMA = "tpuforge.provenance/1"
 MAIN = "main index"
 PYTORCH = "PyTorch index"
+FOLLOWS = "nothing else requires it"
 _TIME_LIMIT_S = 300.0
+_ADDRESS = re.compile(r"\s*[(<]?\b\w+://[^\s)>]+[)>]?")
 # pip's own session knows the user's certificates, proxy and credentials; what it finds goes out in
 # hex, because file names must come through the redaction of output unharmed
 _ASK = """
@@ -97,10 +101,24 @@ def read(flavour: str, python: str) -> dict[str, dict[str, Any]]:
         flavour: Such as ``runtime``.
         python: ``X.Y``.
     """
+    return _entries(flavour, python, "packages")
+
+
+def read_left_out(flavour: str, python: str) -> dict[str, dict[str, Any]]:
+    """What a lock does not hold although it is required, by package name.
+
+    Args:
+        flavour: Such as ``serve``.
+        python: ``X.Y``.
+    """
+    return _entries(flavour, python, "left_out")
+
+
+def _entries(flavour: str, python: str, kind: str) -> dict[str, dict[str, Any]]:
     held = read_json(path_of(flavour, python))
     if not isinstance(held, dict) or held.get("schema") != SCHEMA:
         return {}
-    return {str(entry["name"]): entry for entry in held["packages"]}
+    return {str(entry["name"]): entry for entry in held.get(kind, [])}
 
 
 def listed(
@@ -138,25 +156,36 @@ def listed(
     }
 
 
-def chains(
-    pins: Pins, flavour: str, python: str, requires: Mapping[str, Sequence[str]]
-) -> dict[str, list[str]]:
-    """For each package that the inputs reach, the shortest chain of parents to it.
+@dataclass(frozen=True)
+class Closure:
+    """What the inputs of a flavour reach.
+
+    Attributes:
+        why: For each package the shortest chain of parents: names from an input down to the
+            package itself; among equals, the first by name.
+        by: For each package that something reached requires, which packages those are.
+    """
+
+    why: Mapping[str, list[str]]
+    by: Mapping[str, set[str]]
+
+
+def walk(pins: Pins, flavour: str, python: str, requires: Mapping[str, Sequence[str]]) -> Closure:
+    """Follow the requirements of a flavour's inputs, extras and markers included.
 
     Args:
         pins: The pins.
         flavour: Such as ``runtime``.
         python: ``X.Y``.
-        requires: ``Requires-Dist`` by canonical name.
-
-    Returns:
-        Names from an input down to the package itself; among equals, the first by name.
+        requires: ``Requires-Dist`` by canonical name; a package that is not among them is not
+            reached, and nothing through it.
     """
     found: dict[str, list[str]] = {}
+    by: dict[str, set[str]] = {}
     done: set[tuple[str, frozenset[str]]] = set()
     level: list[tuple[str, frozenset[str], tuple[str, ...]]] = [
         (canonicalize_name(one.name), frozenset(one.extras), ())
-        for one in sorted(requirements(pins, flavour), key=str)
+        for one in sorted(requirements(pins, flavour, python), key=str)
     ]
     while level:
         below: list[tuple[str, frozenset[str], tuple[str, ...]]] = []
@@ -169,9 +198,10 @@ def chains(
                 parsed = Requirement(line)
                 if holds(parsed, python, extras):
                     child = canonicalize_name(parsed.name)
+                    by.setdefault(child, set()).add(name)
                     below.append((child, frozenset(parsed.extras), (*parents, name)))
         level = sorted(below, key=lambda item: (item[2], item[0], sorted(item[1])))
-    return found
+    return Closure(found, by)
 
 
 def licence(metadata: Mapping[str, Any]) -> str | None:
@@ -187,7 +217,8 @@ def licence(metadata: Mapping[str, Any]) -> str | None:
     expression = metadata.get("license_expression")
     if expression:
         return str(expression)
-    said = str(metadata.get("license") or "").strip()
+    # an address in it says nothing that the name does not
+    said = _ADDRESS.sub("", str(metadata.get("license") or "")).strip()
     # many put the whole text there; its first line is no name of a licence
     if said and "\n" not in said and len(said) < 100 and said.upper() != "UNKNOWN":
         return said
@@ -202,6 +233,7 @@ def document(
     python: str,
     *,
     packages: Sequence[Locked],
+    left_out: Sequence[Locked],
     metadata: Mapping[str, Mapping[str, Any]],
     files: Mapping[str, Listed],
 ) -> dict[str, Any]:
@@ -212,6 +244,7 @@ def document(
         flavour: Such as ``runtime``.
         python: ``X.Y``.
         packages: What the lock holds.
+        left_out: What it does not hold, although something requires it.
         metadata: Core metadata in the JSON form of PEP 566, by name.
         files: What is known about the files, by SHA-256.
 
@@ -219,7 +252,11 @@ def document(
         ForgeError: If no input leads to a package; exit code 1.
     """
     requires = {name: list(one.get("requires_dist", [])) for name, one in metadata.items()}
-    why = chains(pins, flavour, python, requires)
+    whole = walk(pins, flavour, python, requires).why
+    reasons = {one.name: one.why for one in load_names().left_out_of(flavour)}
+    gone = {package.name for package in left_out}
+    held = {name: needed for name, needed in requires.items() if name not in gone}
+    why = walk(pins, flavour, python, held).why
     lost = [package.name for package in packages if package.name not in why]
     if lost:
         raise ForgeError(
@@ -238,7 +275,7 @@ def document(
                 "name": p.name,
                 "version": p.version,
                 "sha256": p.sha256,
-                "index": PYTORCH if p.name == "torch" else MAIN,
+                "index": index_of(pins, p.name),
                 "bytes": files.get(p.sha256, nothing).size,
                 "uploaded": files.get(p.sha256, nothing).uploaded,
                 "licence": licence(metadata[p.name]),
@@ -246,4 +283,24 @@ def document(
             }
             for p in sorted(packages)
         ],
+        "left_out": [
+            {
+                "name": p.name,
+                "version": p.version,
+                "bytes": files.get(p.sha256, nothing).size,
+                "why": whole[p.name],
+                "reason": reasons.get(p.name, FOLLOWS),
+            }
+            for p in sorted(left_out)
+        ],
     }
+
+
+def index_of(pins: Pins, name: str) -> str:
+    """Which index a package may come from.
+
+    Args:
+        pins: The pins.
+        name: Its canonical name.
+    """
+    return PYTORCH if name in pins.cpu_builds else MAIN

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,19 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.changes import held, pull_request
 from tpuforge.lock.compatibility import PAGE, UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
 from tpuforge.lock.inputs import (
-    LOCK_DIR,
     base_packages,
     check_flavour,
+    cpu_wheels,
     existing,
     flavours,
-    held_torch,
+    held_wheel,
     inputs_key,
-    is_cuda,
     lock_path,
     read_head,
     render,
     requirements,
-    torch_wheel,
 )
+from tpuforge.lock.names import LOCK_DIR, is_cuda
 from tpuforge.lock.provenance import Listed, document, listed, path_of, read
 from tpuforge.lock.resolver import (
     WAYS,
@@ -137,8 +136,8 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
     chosen = targets(pins, options.flavour, options.python)
     # every input is read before the first package is asked for
     for flavour, python in chosen:
-        requirements(pins, flavour)
-        torch_wheel(pins, python)
+        requirements(pins, flavour, python)
+        cpu_wheels(pins, python)
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
     results = []
@@ -227,11 +226,10 @@ def _moment(moment: datetime) -> str:
 def _unguarded(pins: Pins, progress: Progress) -> Outcome:
     """Measure each flavour with torch as a plain resolver would bring it."""
     source = read_source(Path(sys.executable))
-    python = pins.default_python
     measured = {}
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
         sweep()
-        for flavour in with_torch(pins, python):
+        for flavour, python in with_torch(pins):
             job = Job(pins, flavour, python, source)
             with progress.step(f"resolving {job.what} without the guard"), workspace() as work:
                 packages = resolve_unguarded(job)
@@ -239,14 +237,15 @@ def _unguarded(pins: Pins, progress: Progress) -> Outcome:
             sizes = {p.name: _size(files, p, source) for p in packages}
             cuda = [name for name in sizes if is_cuda(name)]
             measured[flavour] = {
+                "python": python,
                 "packages": len(sizes),
                 "bytes": sum(sizes.values()),
                 "cuda_packages": len(cuda),
                 "cuda_bytes": sum(sizes[name] for name in cuda),
             }
-        write_json(UNGUARDED, {"schema": UNGUARDED_SCHEMA, "python": python, "flavours": measured})
+        write_json(UNGUARDED, {"schema": UNGUARDED_SCHEMA, "flavours": measured})
         write_page(pins)
-    summary = f"measured {', '.join(measured)} for Python {python}: docs/compatibility.md"
+    summary = f"measured {', '.join(measured)}: docs/compatibility.md"
     return Outcome("done", summary, data=measured)
 
 
@@ -317,10 +316,13 @@ def _verify_new(
     known = _trusted(path, before)
     if known and not renew:
         same_inputs = read_head(before).inputs == _key(job, known)
-        _refuse_contradiction(path, known, packages, same_inputs, job.source.name)
+        _refuse_contradiction(
+            path, known, packages, same_inputs, index=job.source.name, tabled=job.pins.cpu_builds
+        )
     # what the lock below holds was verified when it entered there
     verified = [*known, *base_packages(job.pins, job.flavour, job.python)]
-    new = [p for p in packages if p not in verified and p.name != "torch" and not _held(p)]
+    builds = job.pins.cpu_builds  # their digests are those of the table
+    new = [p for p in packages if p not in verified and p.name not in builds and not _held(p)]
     if not new:
         return 0
     with workspace() as work, progress.step(f"verifying {len(new)} new files of {path.name}"):
@@ -335,20 +337,26 @@ def _provenance(job: Job, fresh: Resolved) -> dict[str, Any]:
     for flavour in filter(None, (job.pins.flavours[job.flavour].on, job.flavour)):
         for entry in read(flavour, job.python).values():
             known[entry["sha256"]] = Listed(entry["bytes"], entry["uploaded"])
-    unknown = [p for p in fresh.packages if p.sha256 not in known and p.name != "torch"]
+    builds = cpu_wheels(job.pins, job.python)
+    unknown = [
+        p
+        for p in (*fresh.packages, *fresh.left_out)
+        if p.sha256 not in known and p.name not in builds
+    ]
     if unknown:
         with workspace() as work:
             known |= listed(job.source, home_python(), unknown, work)
-    torch = torch_wheel(job.pins, job.python)
-    wheel = held_torch(torch, job.source.folders)
-    if wheel is not None:
-        # the PyTorch index lists no upload times
-        known[torch.sha256] = Listed(wheel.stat().st_size, None)
+    for build in builds.values():
+        wheel = held_wheel(build, job.source.folders)
+        if wheel is not None:
+            # the PyTorch index lists no upload times
+            known[build.sha256] = Listed(wheel.stat().st_size, None)
     return document(
         job.pins,
         job.flavour,
         job.python,
         packages=fresh.packages,
+        left_out=fresh.left_out,
         metadata=fresh.metadata,
         files=known,
     )
@@ -374,9 +382,11 @@ def _refuse_contradiction(
     known: Sequence[Locked],
     fresh: Sequence[Locked],
     same_inputs: bool,
+    *,
     index: str,
+    tabled: Collection[str],
 ) -> None:
-    """Refuse what no honest index would say.
+    """Refuse what no honest index would say; the digests of CPU builds are those of a table.
 
     Raises:
         ForgeError: If the inputs are the same and the result is not, or a release that the lock
@@ -388,7 +398,7 @@ def _refuse_contradiction(
         changes = [
             f"{p.name} {p.version} has another file"
             for p in fresh
-            if old.get((p.name, p.version), p.sha256) != p.sha256 and p.name != "torch"
+            if old.get((p.name, p.version), p.sha256) != p.sha256 and p.name not in tabled
         ]
     if changes:
         raise ForgeError(

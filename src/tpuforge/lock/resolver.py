@@ -34,17 +34,20 @@ from packaging.version import Version
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import (
+    CpuWheel,
     base_packages,
     constraints,
+    cpu_wheel,
+    cpu_wheels,
     lock_path,
     metadata_fields,
     needs,
     platforms,
     requirements,
-    torch_wheel,
     write_standin,
 )
-from tpuforge.lock.names import load_names
+from tpuforge.lock.names import LeftOut, ended, load_names
+from tpuforge.lock.provenance import walk
 from tpuforge.lock.sources import Source
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import out_dir, sha256_text
@@ -74,11 +77,13 @@ class Resolved:
 
     Attributes:
         packages: What goes into the lock, by name.
-        metadata: What they say about themselves, in the JSON form of PEP 566, by name.
+        left_out: What does not, since ``lock/names.toml`` leaves it out, and what only that needs.
+        metadata: What both say about themselves, in the JSON form of PEP 566, by name.
         way: ``pip-tools`` or ``uv``.
     """
 
     packages: tuple[Locked, ...]
+    left_out: tuple[Locked, ...]
     metadata: Mapping[str, Mapping[str, Any]]
     way: str
 
@@ -232,7 +237,7 @@ class Job:
         Raises:
             UnreachableError: If it does not answer within seconds.
         """
-        names = requirements(self.pins, self.flavour)
+        names = requirements(self.pins, self.flavour, self.python)
         self.source.probe(home_python(), names[0].name, self.target())
 
     def target(self) -> list[str]:
@@ -250,7 +255,7 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
         way: One of :data:`WAYS`.
 
     Returns:
-        One file per package, none of them CUDA, torch with the digest of the table.
+        One file per package, none of them CUDA, CPU builds with the digests of the table.
 
     Raises:
         ForgeError: If there is no solution, a package would bring CUDA, or the index gives no
@@ -259,30 +264,31 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
     """
     target = _target(job, way)
     home = home_python()
-    torch = torch_wheel(job.pins, job.python)
-    names = requirements(job.pins, job.flavour)
+    wheels = cpu_wheels(job.pins, job.python)
+    names = requirements(job.pins, job.flavour, job.python)
     base = base_packages(job.pins, job.flavour, job.python)
     decided = constraints(job.pins) | {package.name: package.version for package in base}
     with workspace() as work:
         # a folder of its own: the solution must not see anything else that lies here
-        write_standin(torch, work / "torch")
+        (work / "standins").mkdir()
+        for wheel in wheels.values():
+            write_standin(wheel, work / "standins")
         _write(work / "in", [str(name) for name in names])
         _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
         versions = _uv(job, home, work) if target is None else _pip_compile(job, target, work)
-        has_torch = versions.pop("torch", None)
-        if has_torch is not None and has_torch != job.pins.torch.full:
-            raise _cuda("torch", f"{has_torch} is not {job.pins.torch.full}", job.flavour)
+        builds = _pop_cpu_builds(job, versions)
         report = _files(job, home, work, versions)
         packages = _read_report(job, report, versions)
     metadata: dict[str, Mapping[str, Any]] = {
         canonicalize_name(item["metadata"]["name"]): item["metadata"] for item in report
     }
-    if has_torch is not None:
-        packages.append(Locked("torch", job.pins.torch.full, torch.sha256))
-        metadata["torch"] = {
-            "requires_dist": metadata_fields(torch.metadata)["Requires-Dist"],
-            "license_expression": HeaderParser().parsestr(torch.metadata)["License-Expression"],
-        }
+    for wheel in builds:
+        packages.append(Locked(wheel.name, wheel.version, wheel.sha256))
+        metadata[wheel.name] = _metadata(wheel)
+    gone = _leave_out(job, metadata)
+    left_out = [package for package in packages if package.name in gone]
+    packages = [package for package in packages if package.name not in gone]
+    _refuse_cuda(job, packages, metadata, gone)
     other = sorted(package.name for package in set(base) - set(packages))
     if other:
         below = lock_path(job.pins.flavours[job.flavour].on, job.python).name
@@ -292,7 +298,85 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
             mend="resolve that lock anew first, and look at the index if it then says the same",
             exit_code=Exit.FAULT,
         )
-    return Resolved(tuple(sorted(packages)), metadata, "uv" if target is None else "pip-tools")
+    way = "uv" if target is None else "pip-tools"
+    return Resolved(tuple(sorted(packages)), tuple(sorted(left_out)), metadata, way)
+
+
+def _pop_cpu_builds(job: Job, versions: dict[str, str]) -> list[CpuWheel]:
+    """Take the CPU builds out of what a resolver found; their files are those of the table."""
+    found = []
+    for name, build in job.pins.cpu_builds.items():
+        number = versions.pop(name, None)
+        if number is None:
+            continue
+        if number != build.full:
+            raise _cuda(name, f"{number} is not {build.full}", job.flavour)
+        found.append(cpu_wheel(job.pins, name, job.python))
+    return found
+
+
+def _metadata(wheel: CpuWheel) -> dict[str, Any]:
+    """What a CPU build says about itself, in the JSON form of PEP 566."""
+    fields = HeaderParser().parsestr(wheel.metadata)
+    return {
+        "requires_dist": metadata_fields(wheel.metadata)["Requires-Dist"],
+        "license_expression": fields["License-Expression"],
+        "license": fields["License"],
+    }
+
+
+def _leave_out(job: Job, metadata: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """The packages that the lock does not hold, although a resolver found them.
+
+    Both resolvers see every package, so they come to the same versions; what is left out goes
+    afterwards, and with it what nothing else requires.
+
+    Raises:
+        ForgeError: If another package than the named one requires it, or the exception ended.
+    """
+    requires = {name: list(one.get("requires_dist", [])) for name, one in metadata.items()}
+    names = load_names()
+    whole = walk(job.pins, job.flavour, job.python, requires)
+    for one in names.left_out_of(job.flavour):
+        others = whole.by.get(one.name, set()) - {one.by}
+        why = ended(one) if one.name in whole.why else ""
+        if others:
+            why = f"{', '.join(sorted(others))} requires it; it is left out for {one.by} alone"
+        if why:
+            raise _still_needed(one, why)
+    left_out = {one.name for one in names.left_out_of(job.flavour)}
+    rest = {name: needed for name, needed in requires.items() if name not in left_out}
+    return whole.why.keys() - walk(job.pins, job.flavour, job.python, rest).why.keys()
+
+
+def _still_needed(one: LeftOut, why: str) -> ForgeError:
+    return ForgeError(
+        f"{one.flavour} cannot leave out {one.name}: {why}",
+        expected=f"{one.by} as the only package that requires it, and a last day to come",
+        mend="prove anew that imports do without it, then edit lock/names.toml: docs/lock.md",
+        exit_code=Exit.FAULT,
+    )
+
+
+def _refuse_cuda(
+    job: Job,
+    packages: Sequence[Locked],
+    metadata: Mapping[str, Mapping[str, Any]],
+    left_out: set[str],
+) -> None:
+    """Refuse a name that may not enter the lock, and a package that requires one."""
+    names = load_names()
+    for package in packages:
+        why = names.refusal(package.name, job.flavour)
+        if why:
+            raise _cuda(package.name, why, job.flavour)
+        for requirement in metadata[package.name].get("requires_dist", []):
+            needed = needs(requirement, job.python)
+            if needed is None or needed in left_out:
+                continue
+            why = names.refusal(needed, job.flavour)
+            if why:
+                raise _cuda(package.name, f"it requires {needed}; {why}", job.flavour)
 
 
 def resolve_unguarded(job: Job) -> list[Locked]:
@@ -305,10 +389,12 @@ def resolve_unguarded(job: Job) -> list[Locked]:
         ForgeError: If there is no solution, or it cannot be resolved here.
     """
     home = home_python()
-    decided = constraints(job.pins) | {"torch": job.pins.torch.version}
+    plain = {name: build.version for name, build in job.pins.cpu_builds.items()}
+    decided = constraints(job.pins) | plain
+    names = requirements(job.pins, job.flavour, job.python)
     with workspace() as work:
-        (work / "torch").mkdir()
-        _write(work / "in", [str(name) for name in requirements(job.pins, job.flavour)])
+        (work / "standins").mkdir()
+        _write(work / "in", [str(name) for name in names])
         _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
         items = _files(job, home, work, _uv(job, home, work))
     return [
@@ -353,7 +439,7 @@ def _pip_compile(job: Job, python: Path, work: Path) -> dict[str, str]:
     words += ["--no-emit-options", "--newline=lf", "--cache-dir", work / "cache"]
     asked = f"{_LAZY} --only-binary :all: --uploaded-prior-to {job.cutoff}"
     words += [f"--pip-args={asked}"]
-    words += ["--find-links", work / "torch", "--constraint", work / "constraints"]
+    words += ["--find-links", work / "standins", "--constraint", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
     if done.code and _NO_SOLUTION.search(done.output):
         # uv comes to the same end and can say why, where pip-compile shows a traceback
@@ -367,7 +453,7 @@ def _uv(job: Job, home: Path, work: Path) -> dict[str, str]:
     words += ["--strip-extras", "--no-header", "--no-annotate", "--only-binary", ":all:"]
     words += ["--python-version", job.python, "--python-platform", f"x86_64-{_glibc(job.pins)}"]
     words += ["--no-python-downloads", "--exclude-newer", job.cutoff]
-    words += ["--find-links", work / "torch", "--constraints", work / "constraints"]
+    words += ["--find-links", work / "standins", "--constraints", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
     return _versions(job, done, out, "uv")
 
@@ -446,18 +532,9 @@ def _read_report(
     job: Job, items: Sequence[Mapping[str, Any]], versions: Mapping[str, str]
 ) -> list[Locked]:
     packages = []
-    names = load_names()
     for item in items:
         metadata = item["metadata"]
         name = canonicalize_name(metadata["name"])
-        why = names.refusal(name, job.flavour)
-        if why:
-            raise _cuda(name, why, job.flavour)
-        for requirement in metadata.get("requires_dist", []):
-            needed = needs(requirement, job.python)
-            why = names.refusal(needed, job.flavour) if needed is not None else ""
-            if why:
-                raise _cuda(name, f"it requires {needed}; {why}", job.flavour)
         digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
         if not digest:
             raise ForgeError(
