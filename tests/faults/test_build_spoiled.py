@@ -291,10 +291,11 @@ def test_no_pip_to_ask(checkout: Checkout, tmp_path: Path) -> None:
     # an environment without pip, which sees this one's packages but for pip
     site = tmp_path / "site"
     site.mkdir()
+    import elftools
     import packaging
     import rich
 
-    for package in (packaging, rich):
+    for package in (elftools, packaging, rich):
         folder = Path(package.__file__).parent
         (site / folder.name).symlink_to(folder)
     for name in ("pygments", "markdown_it", "mdurl"):

@@ -315,8 +315,8 @@ def remembered(
     sha256: str,
     *,
     torch: str | None,
-    xla_commit: str | None = None,
-    advance: Callable[[int], None] = lambda _: None,
+    xla_commit: str | None,
+    progress: Progress,
 ) -> tuple[Report, bool]:
     """The audit of a wheel whose digest was just proven; from ``out/audit`` if it is known.
 
@@ -325,7 +325,7 @@ def remembered(
         sha256: Its proven digest.
         torch: The torch it will meet.
         xla_commit: The XLA commit it must record; None if any will do.
-        advance: Called with unpacked bytes as they are read.
+        progress: Shows the reading, if there has to be any.
 
     Returns:
         The report, and whether the wheel had to be read for it.
@@ -338,7 +338,10 @@ def remembered(
             return from_dict(known), False
         except (KeyError, TypeError, ValueError):
             pass  # it was edited: judge again
-    report = audit(wheel, torch=torch, xla_commit=xla_commit, sha256=sha256, advance=advance)
+    with progress.step(f"auditing {wheel.name}"):
+        report = audit(
+            wheel, torch=torch, xla_commit=xla_commit, sha256=sha256, advance=progress.advance
+        )
     write_json(place, {**report.as_dict(), "key": key})
     return report, True
 

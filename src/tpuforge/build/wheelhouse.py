@@ -3,6 +3,7 @@
 The wheelhouse is content-addressed: ``out/wheelhouse/<sha256>/<file name>.whl``. A file gets there
 by rename, once its digest is proven, and its digest is proven again by every run, because a file
 can change in place. The user's pip settings say where to look; the digest alone says what to take.
+The wheels of torch_tpu and libtpu are audited as well (``audit_wheel``), once per digest.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from tpuforge import pins as pins_module
+from tpuforge.build import audit
 from tpuforge.build.download import RefusedError, UnreachableError, Web, WrongBytesError
 from tpuforge.build.sources import (
     Kind,
@@ -409,12 +411,32 @@ def fetch(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = pins_module.load()
     python = pins.python(options.python)
     flavour = options.flavour or pins.default_flavour
-    wheels = wanted_wheels(ROOT / "lock", flavour, python)
-    tags = fitting_tags(python, pins.platform)
+    named = wanted_wheels(ROOT / "lock", flavour, python)
+    wheels = _only(named, options.only) if options.only else named
+    plan = _Plan(
+        python=python,
+        flavour=flavour,
+        wheels=wheels,
+        tags=fitting_tags(python, pins.platform),
+        torch=next((one.version for one in named if one.name == "torch"), pins.torch.full),
+        torch_tpu=pins.torch_tpu,
+    )
     house = Wheelhouse(out_dir() / "wheelhouse")
-    plan = _Plan(python, flavour, wheels, tags)
     with exclusive("wheelhouse", on_wait=lambda who: progress.note(f"waiting for {who}")):
         return _fetch_all(house, plan, pins.torch.index, options, progress)
+
+
+def _only(wheels: Sequence[Wanted], names: str) -> list[Wanted]:
+    """The wheels of some packages alone, named with commas between them."""
+    asked = {canonicalize_name(name.strip()) for name in names.split(",") if name.strip()}
+    unknown = sorted(asked - {wanted.name for wanted in wheels})
+    if unknown or not asked:
+        raise ForgeError(
+            f"--only: no lock names {', '.join(unknown) or 'a package without a name'}",
+            expected=f"some of {', '.join(sorted({wanted.name for wanted in wheels}))}",
+            mend="forge fetch_wheel --only torch-tpu,libtpu",
+        )
+    return [wanted for wanted in wheels if wanted.name in asked]
 
 
 @dataclass(frozen=True)
@@ -425,6 +447,8 @@ class _Plan:
     flavour: str
     wheels: Sequence[Wanted]
     tags: frozenset[Tag]
+    torch: str
+    torch_tpu: pins_module.TorchTpu
 
 
 def _fetch_all(
@@ -458,11 +482,14 @@ def _fetch_all(
             report = _Filling(house, sources, plan.tags, _counter(progress)).run(missing)
         fetch_s = time.monotonic() - started
         _refuse_foreign(report.foreign, plan.python)
-        if report.problems:
-            raise _missing(house, len(wheels), report, spoiled, sources)
-        notes += [f"{text}, which is not the locked file; passed over" for text in report.wrong]
         for wanted in missing:
-            present[wanted] = house.find(wanted)[0]
+            if wanted not in report.problems:
+                present[wanted] = house.find(wanted)[0]
+    audits = _audit(present, plan, progress)
+    if missing and report.problems:
+        raise _missing(house, len(wheels), report, spoiled, sources, audits=audits)
+    _refuse_bad([one for one, _ in audits])
+    notes += [f"{text}, which is not the locked file; passed over" for text in report.wrong]
     sizes = {wanted: path.stat().st_size for wanted, path in present.items()}
     total = sum(sizes.values())
     brought = sum(place["bytes"] for place in report.fetched.values())
@@ -473,8 +500,10 @@ def _fetch_all(
             for kind, count in sorted(report.fetched.items())
         )
         summary += f"; {len(missing)} fetched ({size(brought)}: {ways})"
+    if audits:
+        summary += f"; audited: {_verdicts(audits)}"
     return Outcome(
-        status="done" if missing else "unchanged",
+        status="done" if missing or any(fresh for _, fresh in audits) else "unchanged",
         summary=summary,
         notes=notes,
         data={
@@ -486,6 +515,15 @@ def _fetch_all(
             "fetch_seconds": round(fetch_s, 3),
             "fetched": report.fetched,
             "quarantined": spoiled,
+            "audits": [
+                {
+                    "file": one.file,
+                    "ok": one.ok,
+                    "verdict": one.verdict,
+                    "report": f"audit/{one.sha256}.json",
+                }
+                for one, _ in audits
+            ],
             "files": [
                 {
                     "name": wanted.name,
@@ -550,6 +588,46 @@ def _verify(
     return present, spoiled
 
 
+def _audit(
+    present: Mapping[Wanted, Path], plan: _Plan, progress: Progress
+) -> list[tuple[audit.Report, bool]]:
+    """Audit the wheels of torch_tpu and libtpu that are there.
+
+    Returns:
+        The reports, each with whether the wheel had to be read for it.
+    """
+    made = []
+    for wanted, path in present.items():
+        if wanted.name in audit.PACKAGES:
+            is_release = (wanted.name, wanted.version) == ("torch-tpu", plan.torch_tpu.version)
+            made.append(
+                audit.remembered(
+                    path,
+                    wanted.sha256,
+                    torch=plan.torch,
+                    xla_commit=plan.torch_tpu.xla_commit if is_release else None,
+                    progress=progress,
+                )
+            )
+    return sorted(made, key=lambda pair: pair[0].file)
+
+
+def _verdicts(audits: Sequence[tuple[audit.Report, bool]]) -> str:
+    return "; ".join(f"{one.package} {one.version}: {one.verdict}" for one, _ in audits)
+
+
+def _refuse_bad(reports: Sequence[audit.Report]) -> None:
+    bad = [report for report in reports if not report.ok]
+    if bad:
+        found = [f"{one.file}: {one.verdict}\n{audit.findings_text(one)}" for one in bad]
+        raise ForgeError(
+            "the audit finds errors in wheels that the lock names\n" + "\n".join(found),
+            expected="wheels that are what they say",
+            mend="choose other releases in lock/pins.toml; every rule: docs/audit_wheel.md",
+            exit_code=Exit.FAULT,
+        )
+
+
 def _refuse_foreign(files: Sequence[str], python: str) -> None:
     if files:
         raise ForgeError(
@@ -561,7 +639,13 @@ def _refuse_foreign(files: Sequence[str], python: str) -> None:
 
 
 def _missing(
-    house: Wheelhouse, count: int, report: _Report, spoiled: Sequence[str], sources: Sources
+    house: Wheelhouse,
+    count: int,
+    report: _Report,
+    spoiled: Sequence[str],
+    sources: Sources,
+    *,
+    audits: Sequence[tuple[audit.Report, bool]],
 ) -> ForgeError:
     lines = []
     for wanted, problems in report.problems.items():
@@ -572,12 +656,16 @@ def _missing(
     places = dict.fromkeys((*sources.general, *sources.torch))
     looked = [source.label for source in places if source.kind == "directory"]
     lines.append(f"  directories of this machine that were searched: {', '.join(looked) or 'none'}")
+    bad = [one for one, _ in audits if not one.ok]
+    if audits:
+        lines.append(f"  what came is kept; audited: {_verdicts(audits)}")
+        lines += [audit.findings_text(one) for one in bad]
     where = "no source has" if len(looked) < len(places) else "offline, and no directory has"
     return ForgeError(
         f"{len(report.problems)} of {count} wheels are missing: {where} them\n" + "\n".join(lines),
         expected="files with exactly these digests",
         mend="put each file into a directory DIR, then: forge fetch_wheel --source DIR",
-        exit_code=Exit.FAULT if spoiled or report.wrong else Exit.CANNOT,
+        exit_code=Exit.FAULT if spoiled or report.wrong or bad else Exit.CANNOT,
     )
 
 
@@ -596,6 +684,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument(
         "--image", metavar="NAME", help="accepted for the main job; wheels depend on the flavour"
     )
+    arguments.add_argument("--only", metavar="NAME,…", help="fetch and audit these packages alone")
     arguments.add_argument(
         "--offline", action="store_true", help="use nothing but directories of this machine"
     )
