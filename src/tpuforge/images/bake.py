@@ -25,13 +25,14 @@ from typing import Any, Protocol
 
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import builder, context
+from tpuforge.images import builder, context, overlay
 from tpuforge.images import layout as oci
 from tpuforge.images.base import ensure_base, named_base
 from tpuforge.images.context import IMAGES, Inputs, Target, base_set, flavours, image_name
 from tpuforge.images.engine import ensure_engine
+from tpuforge.images.overlay import Wheel, read_wheel
 from tpuforge.images.records import read_record
-from tpuforge.paths import exclusive, out_dir, write_json
+from tpuforge.paths import exclusive, out_dir, write_atomic, write_json
 from tpuforge.pins import Pins, load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
@@ -121,12 +122,13 @@ class Job:
         return self.target.work / "oci"
 
 
-def choose(options: argparse.Namespace, pins: Pins) -> Target:
+def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) -> Target:
     """The image that the arguments name.
 
     Args:
         options: With ``image``, ``python`` and ``flavour``; each None for the pins' default.
         pins: The pins.
+        wheel: A torch_tpu that was given in the place of the locked one.
 
     Raises:
         ForgeError: If there is no such image, lock or base.
@@ -140,10 +142,10 @@ def choose(options: argparse.Namespace, pins: Pins) -> Target:
             mend="see images/docker-bake.hcl; docs/bake.md says how to add one",
         )
     if image == builder.NAME:
-        if options.python or options.flavour:
+        if options.python or options.flavour or wheel is not None:
             raise ForgeError(
                 f"the image {image} is the same for every Python, and holds no wheels",
-                expected=f"--image {image} without --python and --flavour",
+                expected=f"--image {image} without --python, --flavour and --wheel",
                 mend=f"forge bake --image {image}",
             )
         return builder.target(pins)
@@ -161,7 +163,7 @@ def choose(options: argparse.Namespace, pins: Pins) -> Target:
             expected=f"one of {', '.join(flavours(python))}",
             mend=f"use --flavour {pins.default_flavour}",
         )
-    return Target(image, python, flavour, image_name(image, python, pins))
+    return Target(image, python, flavour, image_name(image, python, pins, wheel), wheel)
 
 
 def images() -> list[str]:
@@ -235,6 +237,11 @@ def bake(
         if load and not _in_engine(engine, record):
             _load(engine, target, job.layout, progress)
         oci.publish(job.layout, target.finished / "oci", image, target.name)
+        own_lock = target.finished / "lock.txt"
+        if inputs.overlay:
+            write_atomic(own_lock, inputs.overlay)
+        else:
+            own_lock.unlink(missing_ok=True)
         write_json(target.finished / "image.json", record)
         oci.prune(target.finished / "oci", image)
         oci.prune(job.layout, image)
@@ -367,7 +374,7 @@ def _alone(job: Job) -> Iterator[int]:
 
 def _run_bake(job: Job, lock: int, *, no_cache: bool) -> None:
     target, engine = job.target, job.engine
-    overlay = target.work / "bake.json"
+    settings = target.work / "bake.json"
     outputs = [_fields("type=oci", "tar=false", f"dest={job.layout}", *_COMPRESSION)]
     if job.load and _shares_store(engine):
         # both exports share the compressed layers, and the engine unpacks while the layout is
@@ -381,7 +388,7 @@ def _run_bake(job: Job, lock: int, *, no_cache: bool) -> None:
     }
     annotations = [f"{name}={value}" for name, value in described.items()]
     write_json(
-        overlay,
+        settings,
         {
             "target": {
                 target.image: {"output": outputs, "labels": described, "annotations": annotations}
@@ -389,7 +396,7 @@ def _run_bake(job: Job, lock: int, *, no_cache: bool) -> None:
         },
     )
     words = ["buildx", "bake", "--builder", engine["builder"], "--progress", "plain"]
-    words += ["--file", str(IMAGES / "docker-bake.hcl"), "--file", str(overlay)]
+    words += ["--file", str(IMAGES / "docker-bake.hcl"), "--file", str(settings)]
     words += ["--no-cache"] if no_cache else []
     log = target.work / "bake.log"
     variables = {
@@ -484,7 +491,9 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
         return ForgeError(
             "pip check finds the environment broken:\n" + "\n".join(dict.fromkeys(broken)),
             expected="a lock that is complete",
-            mend="forge lock",
+            mend="forge lock"
+            if target.wheel is None
+            else "give a wheel that the other packages accept, or take them out of the lock",
             exit_code=Exit.FAULT,
         )
     if "oci exporter is not supported" in low or "exporter is not supported" in low:
@@ -581,10 +590,40 @@ def _record(job: Job, image: oci.Image, contents: Sequence[oci.Content]) -> dict
         "base_digest": base.digest,
         "lock_sha256": inputs.lock_sha256,
         "suite_sha256": inputs.suite_sha256,
-        "notes": list(base.notes),
+        "notes": [*base.notes, *_wheel_notes(target, job.pins)],
+        "overlay": _overlay(target, inputs),
         "run_line": recipe(target).run_line(target.name),
         **local_lines(job.engine, target),
         "engine": {"versions": job.engine["versions"], "driver": job.engine["driver"]},
+    }
+
+
+def _wheel_notes(target: Target, pins: Pins) -> list[str]:
+    """What the report must say of a given wheel."""
+    wheel = target.wheel
+    if wheel is None:
+        return []
+    notes = [
+        f"torch_tpu {wheel.version} is a wheel that was given to the bake ({wheel.file}, "
+        f"sha256:{wheel.sha256}), in the place of the locked {pins.torch_tpu.version}"
+    ]
+    return [*notes, f"of the given wheel {wheel.file}: {wheel.audit}"] if wheel.audit else notes
+
+
+def _overlay(target: Target, inputs: Inputs) -> dict[str, str] | None:
+    """The given wheel for machines, and where the lock is that holds it."""
+    wheel = target.wheel
+    if wheel is None:
+        return None
+    return {
+        "package": overlay.NAME,
+        "version": wheel.version,
+        "file": wheel.file,
+        "sha256": wheel.sha256,
+        "audit": wheel.audit or "no error",
+        "lock": (target.finished / "lock.txt").relative_to(out_dir()).as_posix(),
+        "lock_sha256": inputs.lock_sha256,
+        "on": target.lock.name,
     }
 
 
@@ -670,6 +709,9 @@ def _outcome(record: Mapping[str, Any], *, loaded: bool | None = None) -> Outcom
     else:
         summary = f"{record['name']}, {digest}, {sizes}"
     lines = [f"  image     {record['name']}", f"  digest    {digest}", f"  size      {sizes}"]
+    given = record.get("overlay")
+    if isinstance(given, dict):
+        lines.append(f"  torch_tpu {given.get('file')}, given; not the locked one")
     where = "a shell " if record["image"] == builder.NAME else "on a TPU"
     lines.append(f"  {where}  {record['run_line']}")
     if record["local_run_line"]:
@@ -686,7 +728,12 @@ def _outcome(record: Mapping[str, Any], *, loaded: bool | None = None) -> Outcom
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
-    target = choose(options, pins)
+    # the names first: a wheel takes a while to read
+    choose(options, pins)
+    wheel = None
+    if options.wheel:
+        wheel = read_wheel(Path(options.wheel), progress, unaudited=options.unaudited)
+    target = choose(options, pins, wheel)
     outcome = bake(
         target,
         pins,
@@ -723,6 +770,16 @@ def arguments() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--release", action="store_true", help="refuse a base that is not exactly the locked one"
+    )
+    made.add_argument(
+        "--wheel",
+        metavar="PATH",
+        help="a torch_tpu wheel, such as build_wheel made, in the place of the locked one",
+    )
+    made.add_argument(
+        "--unaudited",
+        action="store_true",
+        help="take the wheel although its audit found errors",
     )
     made.add_argument(
         "--base", metavar="docker-image://NAME@sha256:…", help="another base than the Debian one"

@@ -7,6 +7,7 @@ anew, with new times, each time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,8 @@ from typing import Any
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images.base import PRELOAD, UID, USER
+from tpuforge.images.debian import lock_path, read_deb_lock
+from tpuforge.images.overlay import NAME, Wheel, check_fit, overlaid, overlay_lock
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, out_dir, sha256_file, sha256_text, write_json
 from tpuforge.pins import Pins, Suite
@@ -41,12 +44,14 @@ class Target:
         python: ``X.Y``; empty for an image that is the same for every Python.
         flavour: The lock it is made from; empty for an image without wheels.
         name: Name and tag in the engine.
+        wheel: The torch_tpu that was given in the place of the locked one.
     """
 
     image: str
     python: str
     flavour: str
     name: str
+    wheel: Wheel | None = None
 
     @property
     def slug(self) -> str:
@@ -75,15 +80,17 @@ class Inputs:
 
     Attributes:
         groups: Wheels by group; each group is a context, a stage and a layer.
-        lock_sha256: Digest of the lock.
+        lock_sha256: Digest of the lock; with a given wheel, of the overlay.
         suite_sha256: Digest of the health suite's names and bytes; empty without a suite.
         parts: What the key is made of, by name, to say what has changed.
+        overlay: The lock of an image with a given wheel; empty without one.
     """
 
     groups: dict[str, list[Locked]]
     lock_sha256: str
     suite_sha256: str
     parts: dict[str, str]
+    overlay: str = ""
 
     def key(self, base: str) -> str:
         """The hash of all inputs.
@@ -102,19 +109,23 @@ class Inputs:
         return next(p.sha256 for group in self.groups.values() for p in group if p.name == name)
 
 
-def image_name(image: str, python: str, pins: Pins) -> str:
+def image_name(image: str, python: str, pins: Pins, wheel: Wheel | None = None) -> str:
     """The name and tag of an image.
 
     Args:
         image: Its name in the tree.
         python: ``X.Y``.
         pins: The pins.
+        wheel: A torch_tpu that was given in the place of the locked one.
 
     Returns:
-        Such as ``tpuforge/runtime:0.2.0-torch2.13.0-py311``.
+        Such as ``tpuforge/runtime:0.2.0-torch2.13.0-py311``; with a given wheel
+        ``tpuforge/runtime:0.3.0.dev1-torch2.13.0-py311-wheel.0a1b2c3d``.
     """
-    version = python.replace(".", "")
-    return f"tpuforge/{image}:{pins.torch_tpu.version}-torch{pins.torch.version}-py{version}"
+    # a local version has a plus, which no tag may have
+    own = wheel.version.replace("+", "_") if wheel is not None else pins.torch_tpu.version
+    end = f"-{wheel.tag}" if wheel is not None else ""
+    return f"tpuforge/{image}:{own}-torch{pins.torch.version}-py{python.replace('.', '')}{end}"
 
 
 def base_set(target: Target, pins: Pins) -> Suite:
@@ -175,6 +186,14 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
         ForgeError: If a lock is missing or bad, or lacks what an image needs.
     """
     packages = read_lock(target.lock)
+    lock_sha256, overlay = sha256_file(target.lock), ""
+    wheel = target.wheel
+    if wheel is not None:
+        if NAME in (package.name for package in packages):
+            check_fit(wheel, target.python, _glibc(target, pins), packages, target.lock.name)
+            overlay = overlay_lock(wheel, packages, target.lock.name, lock_sha256)
+            lock_sha256 = hashlib.sha256(overlay.encode()).hexdigest()
+        packages = overlaid(wheel, packages)
     smoke = read_lock(_lock("smoke", target.python))
     tools = _lock("tools", target.python)
     groups: dict[str, list[Locked]] = {name: [] for name in (*_OWN_GROUP, "rest")}
@@ -192,10 +211,12 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
                 exit_code=Exit.FAULT,
             )
     here = Path(__file__).parent
-    lock_sha256, suite_sha256 = sha256_file(target.lock), tree_digest(SUITE)
+    suite_sha256 = tree_digest(SUITE)
+    code = ("bake.py", "context.py", "overlay.py")
     parts = {
         "the image's name": f"{target.name} {target.flavour}",
-        "the lock": lock_sha256,
+        "the lock": sha256_file(target.lock),
+        "the wheel that was given": wheel.sha256 if wheel is not None else "",
         "the suite's lock": _pinned(groups["smoke"]),
         "pip": _pinned(groups["pip"]),
         "the pins": " ".join(
@@ -206,9 +227,24 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
         ),
         "images/": tree_digest(IMAGES),
         "smoke/": suite_sha256,
-        "the bake itself": sha256_text(*(sha256_file(here / f) for f in ("bake.py", "context.py"))),
+        "the bake itself": sha256_text(*(sha256_file(here / name) for name in code)),
     }
-    return Inputs(groups, lock_sha256, suite_sha256, parts)
+    return Inputs(groups, lock_sha256, suite_sha256, parts, overlay)
+
+
+def _glibc(target: Target, pins: Pins) -> str:
+    """The release of glibc in the base, such as ``2.36``, as its lock tells."""
+    path = lock_path(base_set(target, pins).label)
+    version = next((deb.version for deb in read_deb_lock(path).debs if deb.name == "libc6"), "")
+    found = re.match(r"\d+\.\d+", version)
+    if found is None:
+        raise ForgeError(
+            f"{path.name} does not tell which glibc the base has",
+            expected="a package libc6, such as 2.36-9",
+            mend=f"git checkout -- lock/debian/{path.name}",
+            exit_code=Exit.FAULT,
+        )
+    return found[0]
 
 
 def flavours(python: str) -> list[str]:
@@ -242,8 +278,11 @@ def facts(target: Target, inputs: Inputs, pins: Pins) -> dict[str, Any]:
         pins: The pins.
     """
     versions = {p.name: p.version for group in inputs.groups.values() for p in group}
+    wheel = target.wheel
+    given = {"overlay": f"{wheel.file}, sha256:{wheel.sha256}"} if wheel is not None else {}
     return {
         "schema": FACTS_SCHEMA,
+        **given,
         "image": target.image,
         "python": target.python,
         "flavour": target.flavour,
@@ -251,12 +290,16 @@ def facts(target: Target, inputs: Inputs, pins: Pins) -> dict[str, Any]:
         "torch": versions["torch"],
         "torch_tpu": versions["torch-tpu"],
         "libtpu": versions["libtpu"],
-        "xla_commit": pins.torch_tpu.xla_commit,
+        "xla_commit": _xla_commit(target, pins),
         "user": USER,
         "uid": UID,
         "preload": PRELOAD,
         "constraint": _CONSTRAINTS,
     }
+
+
+def _xla_commit(target: Target, pins: Pins) -> str:
+    return target.wheel.xla_commit if target.wheel is not None else pins.torch_tpu.xla_commit
 
 
 def labels(target: Target, inputs: Inputs, pins: Pins) -> dict[str, str]:
@@ -268,7 +311,17 @@ def labels(target: Target, inputs: Inputs, pins: Pins) -> dict[str, str]:
         pins: The pins.
     """
     versions = {p.name: p.version for group in inputs.groups.values() for p in group}
+    source, given = f"{pins.upstream.repository}@{pins.upstream.ref}", {}
+    if target.wheel is not None:
+        source = "a wheel that was given to the bake"
+        given = {
+            "io.tpuforge.overlay": f"{NAME}=={target.wheel.version}",
+            "io.tpuforge.overlay.wheel": target.wheel.file,
+            "io.tpuforge.overlay.wheel.sha256": target.wheel.sha256,
+            "io.tpuforge.overlay.audit": target.wheel.audit or "no error",
+        }
     return {
+        **given,
         "io.tpuforge.lock.sha256": inputs.lock_sha256,
         "io.tpuforge.suite.sha256": inputs.suite_sha256,
         "io.tpuforge.base.suite": pins.suites[target.python],
@@ -276,10 +329,10 @@ def labels(target: Target, inputs: Inputs, pins: Pins) -> dict[str, str]:
         "io.tpuforge.torch.wheel.sha256": inputs.wheel("torch"),
         "io.tpuforge.torch-tpu.version": versions["torch-tpu"],
         "io.tpuforge.torch-tpu.wheel.sha256": inputs.wheel("torch-tpu"),
-        "io.tpuforge.torch-tpu.source": f"{pins.upstream.repository}@{pins.upstream.ref}",
+        "io.tpuforge.torch-tpu.source": source,
         "io.tpuforge.libtpu.version": versions["libtpu"],
         "io.tpuforge.libtpu.wheel.sha256": inputs.wheel("libtpu"),
-        "io.tpuforge.xla.commit": pins.torch_tpu.xla_commit,
+        "io.tpuforge.xla.commit": _xla_commit(target, pins),
     }
 
 
@@ -295,8 +348,11 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
     Raises:
         ForgeError: If a wheel is missing (exit code 2) or has another digest (exit code 1).
     """
+    given = _copy_given(target, progress)
     found = {
-        package: _wheel(package) for group in inputs.groups.values() for package in sorted(group)
+        package: given.get(package) or _wheel(package)
+        for group in inputs.groups.values()
+        for package in sorted(group)
     }
     total = sum(path.stat().st_size for path in found.values())
     with progress.step(f"verifying {len(found)} wheels", total):
@@ -325,6 +381,27 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
             expected="one state of the suite",
             mend="forge bake, once more",
         )
+
+
+def _copy_given(target: Target, progress: Progress) -> dict[Locked, Path]:
+    """A copy of the given wheel: its owner may write to the file while this goes on."""
+    folder = target.work / "given"
+    shutil.rmtree(folder, ignore_errors=True)
+    wheel = target.wheel
+    if wheel is None:
+        return {}
+    folder.mkdir(parents=True)
+    copy = folder / wheel.file
+    with progress.step(f"copying {wheel.file}"):
+        shutil.copyfile(wheel.path, copy)
+        digest = sha256_file(copy)
+    if digest != wheel.sha256:
+        raise ForgeError(
+            f"{wheel.path} was changed while the bake began: its SHA-256 is {digest} now",
+            expected=f"{wheel.sha256}, as a moment before",
+            mend="wait until it is finished, then run the same command again",
+        )
+    return {wheel.locked: copy}
 
 
 def _wheel(package: Locked) -> Path:
@@ -365,7 +442,10 @@ def _fill_facts(target: Target, inputs: Inputs, pins: Pins) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(folder / "image.json", facts(target, inputs, pins))
-    shutil.copyfile(target.lock, folder / "lock.txt")
+    if inputs.overlay:
+        (folder / "lock.txt").write_text(inputs.overlay, encoding="utf-8")
+    else:
+        shutil.copyfile(target.lock, folder / "lock.txt")
     torch = next(p for p in inputs.groups["torch"] if p.name == "torch")
     (folder / "constraints.txt").write_text(
         "# The CPU build of torch, for ever: the main index serves a CUDA build of this number.\n"

@@ -20,6 +20,7 @@ def rows() -> list[tuple[str, str]]:
         ("system", f"{release['PRETTY_NAME']}"),
         ("python", platform.python_version()),
         *((name, metadata.version(name)) for name in ("torch", "torch_tpu", "libtpu", "numpy")),
+        *([("given wheel", facts["overlay"])] if "overlay" in facts else []),
         ("XLA commit", facts["xla_commit"]),
         ("lock", f"sha256:{facts['lock_sha256']}"),
     ]
