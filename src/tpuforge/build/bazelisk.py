@@ -1,7 +1,13 @@
 """Bazelisk and the Bazel it runs: which ones, proven by digest; their environment; their end.
 
-Bazel gets a scrubbed environment. Its server, which outlives its client and is in a session of its
-own, is ended after every run.
+Both are hashed before every run: Bazelisk itself compares a digest only when it downloads, and runs
+whatever lies in its cache afterwards. Bazel gets a scrubbed environment and a home folder of its
+own. Its server, which outlives its client and is in a session of its own, is ended after every run.
+
+Facts, read off Bazelisk 1.28.1: its cache names the digest of a version in
+``downloads/metadata/<origin>/bazel-<version>-linux-x86_64`` and keeps the binary as
+``downloads/sha256/<digest>/bin/bazel``; a workspace's ``tools/bazel`` runs in Bazel's place unless
+``BAZELISK_SKIP_WRAPPER`` is set.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,7 +29,7 @@ from pathlib import Path
 from tpuforge import pins as pins_module
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import atomic_file, exclusive, out_dir, sha256_file
+from tpuforge.paths import atomic_file, exclusive, out_dir, read_json, sha256_file, write_json
 from tpuforge.pins import Bazelisk
 from tpuforge.process import clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
@@ -30,6 +37,16 @@ from tpuforge.verb import Outcome, parser, run_verb
 _NPM_TIMEOUT_S = 300.0
 _SHUTDOWN_TIMEOUT_S = 20.0
 _ELF = b"\x7fELF"
+_RECORD = "bazel.json"
+_EXAMPLE = "7.7.1"
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"\d+\.\d+\.\d+(?:rc\d+)?")
+# what Bazelisk reads in a workspace, in its order
+_VERSION_FILES = {
+    ".bazeliskrc": re.compile(r"^\s*USE_BAZEL_VERSION\s*=\s*(\S+)", re.MULTILINE),
+    ".bazelversion": re.compile(r"^\s*([^#\s]\S*)", re.MULTILINE),
+}
+_SAID = re.compile(r"^bazel (\S+)", re.MULTILINE)
 # how npm reaches its registry, beside its files under HOME
 _NPM_ACCESS = ("NODE_EXTRA_CA_CERTS",)
 
@@ -40,7 +57,7 @@ class Tool:
 
     Attributes:
         path: The native binary.
-        origin: ``given``, ``PATH`` or ``npm``.
+        origin: ``given``, ``PATH``, ``npm`` or ``builder``: the one in the builder image.
         sha256: Its digest.
     """
 
@@ -50,7 +67,7 @@ class Tool:
 
 
 def find_bazelisk(given: str | None, pin: Bazelisk, work: Path) -> Tool:
-    """The Bazelisk to run: the one given, else the one on PATH, else the pinned one from npm.
+    """The Bazelisk to run: the one given, else the pinned one, from PATH or from npm.
 
     Args:
         given: A path from the command line.
@@ -58,7 +75,7 @@ def find_bazelisk(given: str | None, pin: Bazelisk, work: Path) -> Tool:
         work: Folder that keeps the fetched one.
 
     Returns:
-        A native binary. The fetched one has the pinned digest, checked now.
+        A native binary. Unless it was given, it has the pinned digest, checked now.
 
     Raises:
         ForgeError: If there is none, or its digest is wrong.
@@ -73,8 +90,8 @@ def find_bazelisk(given: str | None, pin: Bazelisk, work: Path) -> Tool:
             )
         return Tool(path, "given", sha256_file(path))
     on_path = shutil.which("bazelisk")
-    if on_path is not None and _native(Path(on_path)):
-        return Tool(Path(on_path), "PATH", sha256_file(Path(on_path)))
+    if on_path is not None and sha256_file(Path(on_path)) == pin.sha256:
+        return Tool(Path(on_path), "PATH", pin.sha256)
     return pinned_bazelisk(pin, work)
 
 
@@ -105,6 +122,68 @@ def pinned_bazelisk(pin: Bazelisk, work: Path) -> Tool:
     return Tool(path, "npm", found)
 
 
+@dataclass(frozen=True)
+class Bazel:
+    """The Bazel that Bazelisk runs.
+
+    Attributes:
+        version: Its release, as it says itself.
+        sha256: Digest of its binary.
+        known: How sure that digest is: ``pinned``, ``recorded`` (the same as on the first run with
+            this cache), ``new`` (this is that first run) or ``given`` (a path of the user's own).
+    """
+
+    version: str
+    sha256: str
+    known: str
+
+
+def wanted_bazel(source: Path, given: str | None) -> str:
+    """The Bazel that a source is built with.
+
+    Args:
+        source: The workspace.
+        given: A version or the path of a binary, from the command line.
+
+    Returns:
+        An absolute path, or an exact version.
+
+    Raises:
+        ForgeError: If nothing names one, or what names it leaves the choice to the day.
+    """
+    if given is not None and Path(given).expanduser().is_file():
+        return str(Path(given).expanduser().absolute())
+    wanted, where = given, "--bazel"
+    if wanted is None:
+        wanted, where = _named_by(source)
+    if wanted is None:
+        raise ForgeError(
+            f"{source} does not say which Bazel it is built with",
+            expected="its .bazelversion: the newest Bazel of the day makes another wheel every day",
+            mend=f"forge build_wheel --bazel {_EXAMPLE}",
+        )
+    if not _VERSION.fullmatch(wanted):
+        raise ForgeError(
+            f"{where} names Bazel {wanted!r}",
+            expected=f"an exact release, such as {_EXAMPLE}, or the path of a Bazel",
+            mend=f"forge build_wheel --bazel {_EXAMPLE}",
+        )
+    return wanted
+
+
+def _named_by(source: Path) -> tuple[str | None, str]:
+    """The version that the source itself names, and the file that does."""
+    for name, pattern in _VERSION_FILES.items():
+        try:
+            text = (source / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        found = pattern.search(text)
+        if found:
+            return found[1], name
+    return None, ""
+
+
 def environment(work: Path, bazel: str | None = None, url: str | None = None) -> dict[str, str]:
     """Bazel's whole environment: nothing of the user's own Bazel settings, unless a flag says.
 
@@ -114,15 +193,127 @@ def environment(work: Path, bazel: str | None = None, url: str | None = None) ->
         url: Where Bazelisk gets Bazel instead of its own default.
 
     Returns:
-        A fresh dictionary.
+        A fresh dictionary. The home folder is an empty one: whatever else is in the user's own is
+        kept from the build, settings of Bazelisk, Bazel, pip and git among them.
     """
-    extra = {"BAZELISK_HOME": str(work / "bazelisk-home")}
+    extra = {
+        "BAZELISK_HOME": str(work / "bazelisk-home"),
+        "BAZELISK_SKIP_WRAPPER": "1",
+        "HOME": str(work / "home"),
+    }
     if bazel:
-        given = Path(bazel).expanduser()
-        extra["USE_BAZEL_VERSION"] = str(given.absolute()) if given.is_file() else bazel
+        extra["USE_BAZEL_VERSION"] = bazel
     if url:
         extra["BAZELISK_BASE_URL"] = url
-    return clean_env(**extra)
+    env = clean_env(**extra)
+    # pip's own settings of clean_env mean nothing to Bazel, and every variable is part of a build
+    return {name: value for name, value in env.items() if not name.startswith(("PIP_", "UV_"))}
+
+
+def verify_bazel(wanted: str, known: Mapping[str, str], work: Path) -> str | None:
+    """Hash the Bazel that is about to run, if it is there already.
+
+    Args:
+        wanted: A path, or a version.
+        known: Version to pinned digest.
+        work: Folder for everything that Bazel and Bazelisk keep.
+
+    Returns:
+        Its digest; None where Bazelisk has still to download it.
+
+    Raises:
+        ForgeError: If its digest is not the pinned one, the one of an earlier run, or the one
+            that its place in the cache states.
+    """
+    if Path(wanted).is_absolute():
+        return sha256_file(Path(wanted))
+    downloads = work / "bazelisk-home" / "downloads"
+    found = None
+    for record in sorted(downloads.glob(f"metadata/*/bazel-{wanted}-linux-x86_64")):
+        stated = record.read_text(encoding="utf-8", errors="replace").strip()
+        binary = downloads / "sha256" / stated / "bin" / "bazel"
+        if not _HEX64.fullmatch(stated) or not binary.is_file():
+            # Bazelisk downloads it again
+            continue
+        found = sha256_file(binary)
+        expected = known.get(wanted) or _recorded(work).get(wanted) or stated
+        if found != stated or found != expected:
+            raise ForgeError(
+                f"Bazel {wanted} in the cache of Bazelisk has SHA-256 {found}",
+                expected=f"{expected}, {_said_by(wanted, known, work)}",
+                mend=f"do not run it; rm -r {shlex.quote(str(downloads))}, then run the same"
+                " command again",
+                exit_code=Exit.FAULT,
+            )
+    return found
+
+
+def prepare_bazel(
+    line: Sequence[str],
+    wanted: str,
+    known: Mapping[str, str],
+    work: Path,
+    env: Mapping[str, str],
+    *,
+    cwd: Path,
+    timeout: float,
+) -> Bazel:
+    """Have the Bazel that is wanted: downloaded if need be, hashed, and able to start.
+
+    Args:
+        line: The words that run Bazelisk here with the one argument ``--version``.
+        wanted: A path, or a version.
+        known: Version to pinned digest.
+        work: Folder for everything that Bazel and Bazelisk keep.
+        env: The environment of the line.
+        cwd: The workspace.
+        timeout: Seconds for the download.
+
+    Returns:
+        Which one it is.
+
+    Raises:
+        ForgeError: If it cannot be had, does not start, or its digest is wrong.
+    """
+    verify_bazel(wanted, known, work)
+    done = run(line, timeout=timeout, env=env, cwd=cwd, check=False, doing=f"having Bazel {wanted}")
+    found = verify_bazel(wanted, known, work)
+    said = _SAID.search(done.output)
+    if "need sha256=" in done.output:
+        raise ForgeError(
+            f"the Bazel {wanted} that Bazelisk downloaded is another one\n{done.tail}",
+            expected=f"{known.get(wanted)}, as lock/pins.toml says",
+            mend="do not use that source of Bazel (--bazel-url)",
+            exit_code=Exit.FAULT,
+        )
+    if done.code != 0 or said is None or found is None:
+        raise ForgeError(
+            f"there is no Bazel {wanted}: exit code {done.code}\n{done.tail}".rstrip(),
+            expected="a Bazel that Bazelisk can download and start",
+            mend="check the network and the version; or name another source (--bazel-url URL) or a"
+            " Bazel of your own (--bazel PATH)",
+        )
+    if Path(wanted).is_absolute():
+        return Bazel(said[1], found, "given")
+    recorded = _recorded(work)
+    how = "pinned" if wanted in known else "recorded" if wanted in recorded else "new"
+    if how == "new":
+        write_json(work / _RECORD, recorded | {wanted: found})
+    return Bazel(said[1], found, how)
+
+
+def _recorded(work: Path) -> dict[str, str]:
+    """The digests of the Bazels that ran with this cache and stand in no pin."""
+    value = read_json(work / _RECORD)
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _said_by(version: str, known: Mapping[str, str], work: Path) -> str:
+    if version in known:
+        return "as lock/pins.toml says"
+    if version in _recorded(work):
+        return "as on the first run with this cache"
+    return "as its place in the cache says"
 
 
 def end_server(startup: Sequence[str], source: Path, work: Path, env: Mapping[str, str]) -> None:
@@ -131,7 +322,8 @@ def end_server(startup: Sequence[str], source: Path, work: Path, env: Mapping[st
     Ending the client leaves the server, which is in a session of its own, with the build.
 
     Args:
-        startup: Bazelisk and its startup options, as the build had them.
+        startup: Bazelisk and its startup options, as the build had them; empty to end servers by
+            their process ids alone, where this host has no Bazelisk that may be run.
         source: The workspace.
         work: Folder for everything that Bazel keeps.
         env: Bazel's environment.
@@ -139,14 +331,15 @@ def end_server(startup: Sequence[str], source: Path, work: Path, env: Mapping[st
     servers = list((work / "root").glob("*/server/server.pid.txt"))
     if not servers:
         return
-    with contextlib.suppress(ForgeError):
-        run(
-            [startup[0], "--noblock_for_lock", *startup[1:], "shutdown"],
-            timeout=_SHUTDOWN_TIMEOUT_S,
-            env=env,
-            cwd=source,
-            check=False,
-        )
+    if startup:
+        with contextlib.suppress(ForgeError):
+            run(
+                [startup[0], "--noblock_for_lock", *startup[1:], "shutdown"],
+                timeout=_SHUTDOWN_TIMEOUT_S,
+                env=env,
+                cwd=source,
+                check=False,
+            )
     for file in servers:
         for number in (signal.SIGTERM, signal.SIGKILL):
             process = _server(file)

@@ -1,0 +1,132 @@
+"""The check of ``.bazelrc``: what is missing, misspelt or in the wrong order, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpuforge.build import bazelrc
+
+# the shape of TorchTPU's own file: the flag in an inner configuration, the remote services in two
+# others, "common" and "build" mixed, and a file of the user's own at the end
+GOOD = """
+common --announce_rc   # shown at the start
+build --disk_cache=~/.cache/x
+common:no_rbe --config=local
+common:no_rbe --remote_cache=
+common:no_rbe --remote_executor=
+common:local --spawn_strategy=standalone
+common:caching --remote_cache=grpcs://remote.example
+common:public_caching_readonly --remote_cache="https://public.example/cache/"
+common:execution --remote_executor=grpcs://remote.example \\
+    --jobs=200
+try-import %workspace%/user.bazelrc
+build:wheel_base --//:wheel_build=True
+build:wheel_common --config=caching
+build:wheel_common --config=execution
+build:wheel_common --config wheel_base
+"""
+LINE = ["wheel_common", "no_rbe"]
+
+
+def source(folder: Path, text: str, **others: str) -> Path:
+    (folder / ".bazelrc").write_text(text)
+    for name, content in others.items():
+        (folder / f"{name}.bazelrc").write_text(content)
+    return folder
+
+
+def test_the_shape_of_upstream_is_well(tmp_path: Path) -> None:
+    folder = source(tmp_path, GOOD)
+    assert bazelrc.check(folder, LINE) == []
+    assert bazelrc.check(folder, ["wheel_common"]) == []
+    assert bazelrc.check(folder, [*LINE, "public_caching_readonly"]) == []
+    settings = bazelrc.read(folder).settings(["wheel_common"])
+    assert settings["remote_executor"].value == "grpcs://remote.example"
+    assert settings["jobs"].value == "200"
+    assert "wheel_base" in bazelrc.read(folder).configs()
+    last = bazelrc.read(folder).settings([*LINE, "public_caching_readonly"])["remote_cache"]
+    assert last == bazelrc.Setting("https://public.example/cache/", ".bazelrc, line 9")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "build:wheel_common",
+            "build:wheel_comon",
+            ".bazelrc defines no configuration wheel_common; the nearest name there is wheel_comon",
+        ),
+        (
+            "common:no_rbe",
+            "test:no_rbe",
+            ".bazelrc defines no configuration no_rbe",
+        ),
+        (
+            "--//:wheel_build=True",
+            "--//:other=True",
+            "wheel_common does not set --//:wheel_build=True in .bazelrc",
+        ),
+        (
+            "--//:wheel_build=True",
+            "--//:wheel_build=False",
+            "--//:wheel_build is False in the end, not True: .bazelrc, line 13 has the last word",
+        ),
+        (
+            "--//:wheel_build=True",
+            "--no//:wheel_build",
+            "--//:wheel_build is False in the end, not True: .bazelrc, line 13 has the last word",
+        ),
+        (
+            "common:no_rbe --remote_executor=\n",
+            "",
+            "--remote_executor is grpcs://remote.example in the end (.bazelrc, line 10):"
+            " no_rbe does not clear it",
+        ),
+    ],
+)
+def test_a_fault_is_said_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in GOOD
+    assert bazelrc.check(source(tmp_path, GOOD.replace(old, new)), LINE) == [said]
+
+
+def test_no_rbe_before_wheel_common(tmp_path: Path) -> None:
+    assert bazelrc.check(source(tmp_path, GOOD), ["no_rbe", "wheel_common"]) == [
+        "--remote_executor is grpcs://remote.example in the end (.bazelrc, line 11):"
+        " no_rbe stands before it"
+    ]
+
+
+def test_the_flag_in_other_spellings(tmp_path: Path) -> None:
+    for spelling in ("--//:wheel_build", "--@//:wheel_build=1", "--@@//:wheel_build=yes"):
+        text = GOOD.replace("--//:wheel_build=True", spelling)
+        assert bazelrc.check(source(tmp_path, text), LINE) == []
+
+
+def test_a_file_of_the_users_own_is_read_and_named(tmp_path: Path) -> None:
+    folder = source(tmp_path, GOOD, user="common:no_rbe --remote_executor=grpc://mine\n")
+    assert bazelrc.check(folder, LINE) == [
+        "--remote_executor is grpc://mine in the end (user.bazelrc, line 1):"
+        " no_rbe does not clear it"
+    ]
+    assert folder / "user.bazelrc" in bazelrc.read(folder).files
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert bazelrc.check(tmp_path, LINE)[0] == (
+        ".bazelrc cannot be read: No such file or directory"
+    )
+    folder = source(tmp_path, "import %workspace%/gone.bazelrc\n" + GOOD)
+    assert bazelrc.check(folder, LINE) == ["gone.bazelrc cannot be read: No such file or directory"]
+    source(folder, "import %workspace%/.bazelrc\n" + GOOD)
+    assert bazelrc.check(folder, LINE) == [".bazelrc imports itself"]
+    source(folder, GOOD + "build --define='x\n")
+    assert bazelrc.check(folder, LINE) == [".bazelrc, line 17: No closing quotation"]
+    (folder / ".bazelrc").write_bytes(b"\xff\xfe")
+    assert bazelrc.check(folder, LINE)[0] == ".bazelrc cannot be read: not UTF-8"
+
+
+def test_configurations_that_name_each_other_end(tmp_path: Path) -> None:
+    folder = source(tmp_path, GOOD + "build:wheel_base --config=wheel_common\n")
+    assert bazelrc.check(folder, LINE) == []

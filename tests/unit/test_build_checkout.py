@@ -1,0 +1,211 @@
+"""The source: fetched from a git repository of our own, or a folder; what is refused, and how."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpuforge import pins as pins_module
+from tpuforge.build import checkout
+from tpuforge.build.checkout import Checkout, fetch, host_of, local, prune
+from tpuforge.errors import Exit, ForgeError
+
+UPSTREAM = pins_module.load().upstream
+
+
+def git(folder: Path, *words: str) -> str:
+    env = checkout.environment() | {
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (
+            ("NAME", "a"),
+            ("EMAIL", "a@example.org"),
+            ("DATE", "2026-11-30T12:00:00Z"),
+        )
+    }
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    """A repository with a tag, an annotated tag and a branch."""
+    folder = tmp_path / "up stream"
+    (folder / "ci" / "wheel").mkdir(parents=True)
+    (folder / "ci" / "wheel" / "BUILD").write_text("# the wheel\n")
+    (folder / "MODULE.bazel").touch()
+    (folder / ".bazelrc").write_text("try-import %workspace%/user.bazelrc\n")
+    (folder / ".gitignore").write_text("user.bazelrc\nbazel-*\n")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    git(folder, "tag", "v0.2.0")
+    git(folder, "tag", "-a", "v0.2.0rc1", "-m", "a candidate")
+    (folder / "more").write_text("x")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "second")
+    return folder
+
+
+def head(folder: Path, name: str = "HEAD") -> str:
+    return git(folder, "rev-parse", f"{name}^{{commit}}").strip()
+
+
+def test_the_pinned_ref(upstream: Path, tmp_path: Path) -> None:
+    first = head(upstream, "v0.2.0")
+    unsure = fetch(None, UPSTREAM, tmp_path / "sources", repository=str(upstream))
+    assert unsure == Checkout(
+        tmp_path / "sources" / first, first, False, "v0.2.0", str(upstream), False, 1796040000
+    )
+    assert "unverified: lock/pins.toml does not name it" in unsure.described
+    assert not (unsure.path / "more").exists()
+    # with the commit in the pins it is verified, and there is nothing to fetch
+    sure = fetch(None, replace(UPSTREAM, commit=first), tmp_path / "sources", repository="/gone")
+    assert sure.verified
+    assert sure.described == f"v0.2.0, commit {first}, verified"
+    assert [path.name for path in (tmp_path / "sources").iterdir()] == [first]
+
+
+def test_a_tag_that_was_moved(upstream: Path, tmp_path: Path) -> None:
+    pinned = replace(UPSTREAM, commit=head(upstream, "main"))
+    with pytest.raises(ForgeError, match=r"v0\.2\.0 names commit") as caught:
+        fetch(None, pinned, tmp_path / "sources", repository=str(upstream))
+    assert caught.value.exit_code == Exit.FAULT
+    assert f"{head(upstream, 'main')}, as lock/pins.toml says" in caught.value.expected
+    assert not (tmp_path / "sources").exists()
+
+
+def test_branch_annotated_tag_and_commit(upstream: Path, tmp_path: Path) -> None:
+    sources, second = tmp_path / "sources", head(upstream)
+    annotated = fetch("v0.2.0rc1", UPSTREAM, sources, repository=upstream.as_uri())
+    assert annotated.commit == head(upstream, "v0.2.0")
+    branch = fetch("main", UPSTREAM, sources, repository=upstream.as_uri())
+    assert (branch.commit, branch.verified) == (second, False)
+    shutil.rmtree(branch.path)
+    named = fetch(second, UPSTREAM, sources, repository=upstream.as_uri())
+    assert (named.commit, named.verified) == (second, True)
+    assert (named.path / "more").read_text() == "x"
+
+
+def test_what_the_repository_does_not_have(upstream: Path, tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    with pytest.raises(ForgeError, match=r"has no tag or branch v0\.2\.1") as caught:
+        fetch("v0.2.1", UPSTREAM, sources, repository=str(upstream))
+    assert "near are v0.2.0" in caught.value.expected
+    with pytest.raises(ForgeError, match="has no commit " + "e" * 40):
+        fetch("e" * 40, UPSTREAM, sources, repository=str(upstream))
+    with pytest.raises(ForgeError, match="does not answer"):
+        fetch(None, UPSTREAM, sources, repository="https://127.0.0.1:1/x")
+    with pytest.raises(ForgeError, match="does not answer") as caught:
+        # a transport that runs a program is not one
+        fetch(None, UPSTREAM, sources, repository=f"ext::sh -c touch% {tmp_path}/run")
+    assert "'ext' not allowed" in caught.value.found
+    assert not (tmp_path / "run").exists()
+    assert not list(sources.glob("*")) and not list(sources.glob(".*"))
+
+
+def test_an_address_with_a_password_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="holds credentials") as caught:
+        fetch(None, UPSTREAM, tmp_path, repository="https://me:hunter2@example.org/x")
+    assert "hunter2" not in caught.value.found
+
+
+def test_a_fetched_source_that_was_altered_is_fetched_again(upstream: Path, tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    first = head(upstream, "v0.2.0")
+    made = fetch(first, UPSTREAM, sources, repository=str(upstream))
+    for spoil in (
+        lambda: (made.path / "MODULE.bazel").write_text("altered"),
+        lambda: (made.path / "user.bazelrc").write_text("build --copt=-O0"),
+        lambda: shutil.rmtree(made.path / ".git"),
+    ):
+        spoil()
+        again = fetch(first, UPSTREAM, sources, repository=str(upstream))
+        assert again == made
+        assert (made.path / "MODULE.bazel").read_text() == ""
+        assert not (made.path / "user.bazelrc").exists()
+
+
+def test_a_ref_without_the_target(upstream: Path, tmp_path: Path) -> None:
+    git(upstream, "rm", "-q", "-r", "ci")
+    git(upstream, "commit", "-q", "-m", "no wheel")
+    with pytest.raises(ForgeError, match="is not a checkout of TorchTPU") as caught:
+        fetch("main", UPSTREAM, tmp_path / "sources", repository=str(upstream))
+    assert "//ci/wheel:torch_tpu_wheel" in caught.value.expected
+
+
+def test_what_a_killed_fetch_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".git-abc" / "source").mkdir(parents=True)
+    (tmp_path / "0").mkdir()
+    prune(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_clean_folder(upstream: Path) -> None:
+    git(upstream, "checkout", "-q", "v0.2.0")
+    # what Bazel and the user left and git ignores does not make it dirty
+    (upstream / "bazel-bin").mkdir()
+    made = local(str(upstream), UPSTREAM)
+    assert (made.commit, made.dirty, made.verified) == (head(upstream), False, False)
+    assert made.epoch == 1796040000
+    assert local(str(upstream), replace(UPSTREAM, commit=made.commit)).verified
+
+
+def test_a_dirty_folder_is_refused_unless_asked(upstream: Path) -> None:
+    for name in ("MODULE.bazel", "new file", "user.bazelrc"):
+        (upstream / name).write_text("x")
+    pinned = replace(UPSTREAM, commit=head(upstream))
+    with pytest.raises(ForgeError, match="differs from its commit") as caught:
+        local(str(upstream), pinned)
+    assert " M MODULE.bazel, ?? new file, !! user.bazelrc" in caught.value.found
+    assert "--allow-dirty" in caught.value.mend
+    made = local(str(upstream), pinned, allow_dirty=True)
+    assert made.dirty
+    assert not made.verified
+    assert made.changes == (" M MODULE.bazel", "?? new file", "!! user.bazelrc")
+    assert made.described == f"commit {made.commit} with 3 changes: unverified"
+
+
+def test_a_folder_that_is_no_git_checkout(upstream: Path, tmp_path: Path) -> None:
+    shutil.rmtree(upstream / ".git")
+    # not even one inside another checkout
+    git(tmp_path, "init", "-q")
+    made = local(str(upstream), UPSTREAM)
+    assert (made.commit, made.dirty, made.verified, made.epoch) == (None, False, False, None)
+    assert "nothing says which source it is" in made.described
+
+
+def test_a_program_in_a_checkouts_own_settings_is_not_run(upstream: Path, tmp_path: Path) -> None:
+    git(upstream, "checkout", "-q", "v0.2.0")
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'run'}'\n")
+    program.chmod(0o755)
+    (upstream / ".git" / "hooks").mkdir(exist_ok=True)
+    shutil.copy(program, upstream / ".git" / "hooks" / "post-checkout")
+    git(upstream, "config", "core.fsmonitor", str(program))
+    local(str(upstream), UPSTREAM)
+    fetch("main", UPSTREAM, tmp_path / "sources", repository=str(upstream))
+    assert not (tmp_path / "run").exists()
+
+
+def test_gits_environment_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_DIR", "GIT_PROXY_COMMAND", "GIT_EXTERNAL_DIFF"):
+        monkeypatch.setenv(name, "/poison")
+    monkeypatch.setenv("SSL_CERT_FILE", "/my/bundle.pem")
+    env = checkout.environment()
+    assert "/poison" not in env.values()
+    assert env["GIT_SSL_CAINFO"] == "/my/bundle.pem"
+    assert env["GIT_CONFIG_GLOBAL"] == os.devnull
+
+
+def test_the_host_of_an_address() -> None:
+    assert host_of("https://example.org/x") == ("example.org", 443)
+    assert host_of("ssh://git@example.org:2222/x") == ("example.org", 2222)
+    assert host_of("git@example.org:x/y") == ("example.org", 22)
+    assert host_of("file:///x") is None
+    assert host_of("/x/y") is None
