@@ -38,12 +38,13 @@ _KEPT = (
     "https_proxy",
     "no_proxy",
 )
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+# schemes and names are short: without a bound, one long line of a linker would take minutes
+_URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^\s'\"<>]+", re.IGNORECASE)
 # a password may hold @, and a careless one a slash; host:8080/path@v1 has none
 _USERINFO = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+(?:/|$))\S*@)")
 _QUERY = re.compile(r"(?<=[?&])([\w.~%-]+=)[^&#]+")
 _SECRET = re.compile(
-    r"(?P<name>(?:authorization|password|passwd|token|secret|api[-_]?key)\S*?\s*[=:]\s*)"
+    r"(?P<name>(?:authorization|password|passwd|token|secret|api[-_]?key)\S{0,99}?\s*[=:]\s*)"
     r"(?:(?:bearer|basic)\s+)?\S+",
     re.IGNORECASE,
 )
