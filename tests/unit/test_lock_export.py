@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,12 +44,22 @@ def test_pylock_is_valid_and_names_each_file() -> None:
     assert "python_version" in parsed["environments"][0]
 
 
-@pytest.mark.parametrize("file", ["alpha-1.1-py3-none-any.whl", "beta-1.0-py3-none-any.whl", "a"])
-def test_file_whose_name_is_of_another_release_is_refused(file: str) -> None:
-    with pytest.raises(ForgeError, match=r"no lock of PEP 751.*heel") as caught:
-        export.pylock_text(
-            "3.12", [Locked("alpha", "1.0", SHA)], {SHA: Listed(None, None, file, PLACE)}
-        )
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"file": "alpha-1.1-py3-none-any.whl"}, "version '1.0'"),
+        ({"file": "beta-1.0-py3-none-any.whl"}, "name 'alpha'"),
+        ({"file": "a"}, "Invalid wheel filename 'a'"),
+        ({"uploaded": "yesterday"}, "yesterday"),
+        ({"size": "7"}, "size"),
+    ],
+)
+def test_what_an_index_says_and_the_format_does_not_take_is_refused(
+    wrong: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ForgeError, match="no lock of PEP 751") as caught:
+        export.pylock_text("3.12", [Locked("alpha", "1.0", SHA)], {SHA: replace(ALPHA, **wrong)})
+    assert says in caught.value.found
     assert caught.value.exit_code == Exit.FAULT
 
 

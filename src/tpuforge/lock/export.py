@@ -116,8 +116,10 @@ def _provenance(flavour: str, python: str, packages: Sequence[Locked]) -> dict[s
     try:
         why = provenance.read(flavour, python)
         held = {Locked(name, one["version"], one["sha256"]) for name, one in why.items()}
-        whole = all(isinstance(one["why"], list) and one["why"] for one in why.values())
-    except (AttributeError, KeyError, TypeError):
+        whole = all(
+            one["why"][-1] == name and why.keys() >= set(one["why"]) for name, one in why.items()
+        )
+    except (AttributeError, IndexError, KeyError, TypeError):
         held, whole = set(), False
     if held != set(packages) or not whole:
         other = sorted(one.name for one in set(packages) - held)
@@ -184,28 +186,29 @@ def pylock_text(python: str, packages: Sequence[Locked], files: Mapping[str, Lis
         files: Where each file is, by SHA-256.
 
     Raises:
-        ForgeError: If an index gives a file a name that is not of its package; exit code 1.
+        ForgeError: If an index says what the format does not take, such as a file name that is
+            not of its package; exit code 1.
     """
-    made = Pylock(
-        lock_version=Version("1.0"),
-        environments=[Marker(_environment(python))],
-        requires_python=SpecifierSet(f"=={python}.*"),
-        created_by="tpuforge",
-        packages=[
-            Package(
-                name=canonicalize_name(package.name),
-                version=Version(package.version),
-                wheels=[_wheel(package, files[package.sha256])],
-            )
-            for package in sorted(packages)
-        ],
-    )
     try:
+        made = Pylock(
+            lock_version=Version("1.0"),
+            environments=[Marker(_environment(python))],
+            requires_python=SpecifierSet(f"=={python}.*"),
+            created_by="tpuforge",
+            packages=[
+                Package(
+                    name=canonicalize_name(package.name),
+                    version=Version(package.version),
+                    wheels=[_wheel(package, files[package.sha256])],
+                )
+                for package in sorted(packages)
+            ],
+        )
         made.validate()
-    except PylockValidationError as error:
+    except (PylockValidationError, ValueError) as error:
         raise ForgeError(
             f"what the index says is no lock of PEP 751: {error}",
-            expected="wheels whose names are those of the locked releases",
+            expected="names of wheels of the locked releases, sizes, and times of upload",
             mend="use the index that the lock was made from: pip config list",
             exit_code=Exit.FAULT,
         ) from error
