@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpuforge.build.bazelisk import Tool
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_text
@@ -28,7 +27,7 @@ from tpuforge.process import clean_env, run
 
 IMAGE = "builder"
 BAZELISK = "bazelisk"
-"""The Bazelisk of the image; it has the pinned digest, which the image's labels tell."""
+"""The Bazelisk of the image; it has the pinned digest, which was checked as it was baked."""
 
 _LABEL = "io.tpuforge.build"
 _BAKE_S = 1800.0
@@ -62,7 +61,6 @@ class Builder:
         name: Name and tag of the image.
         digest: What it is run by: its manifest, or its configuration in a classic image store.
         user: ``uid:gid`` that files of the caller belong to inside.
-        labels: The image's labels.
     """
 
     docker: str
@@ -71,7 +69,6 @@ class Builder:
     name: str
     digest: str
     user: str
-    labels: Mapping[str, str]
 
     @property
     def client(self) -> list[str]:
@@ -113,23 +110,10 @@ def find_builder(progress: Progress) -> Builder:
             f"there is no builder image to build in: {error.get('found') or done.tail}",
             expected=error.get("expected") or "an engine that holds it",
             mend=f"{error.get('mend') or 'forge bake --image builder'}; or build on this host: "
-            "--in host",
+            "--where host",
             exit_code=Exit(done.code) if done.code in set(Exit) else Exit.CANNOT,
         )
     return _builder()
-
-
-def tool(builder: Builder) -> Tool:
-    """The Bazelisk of the image, as its labels tell it.
-
-    Args:
-        builder: The image.
-
-    Returns:
-        It; the path is its name inside.
-    """
-    digest = builder.labels.get("io.tpuforge.bazelisk.sha256", "")
-    return Tool(Path(BAZELISK), "builder", digest)
 
 
 def _builder() -> Builder:
@@ -141,7 +125,6 @@ def _builder() -> Builder:
         env = {str(name): str(value) for name, value in engine["env"].items()}
         init, name = bool(engine["init"]), str(image["name"])
         digests = (str(image["manifest_digest"]), str(image["config_digest"]))
-        labels = {str(key): str(value) for key, value in image["labels"].items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise ForgeError(
             f"the record of the engine or of the builder image is damaged: {error}",
@@ -152,7 +135,7 @@ def _builder() -> Builder:
         raise ForgeError(
             f"the engine at {host} cannot see this machine's folders",
             expected="an engine on this machine, since the source and the caches are mounted",
-            mend="build on this host (--in host), or run it where the engine is",
+            mend="build on this host (--where host), or run it where the engine is",
         )
     held = ["image", "inspect", "--format", "{{.Id}}", name]
     found = run([docker, *held], timeout=_ASK_S, env=clean_env(**env), check=False)
@@ -164,7 +147,7 @@ def _builder() -> Builder:
             mend="forge bake --image builder",
             exit_code=Exit.FAULT,
         )
-    return Builder(docker, env, init, name, digest, _user(docker, env), labels)
+    return Builder(docker, env, init, name, digest, _user(docker, env))
 
 
 def _user(docker: str, env: Mapping[str, str]) -> str:

@@ -283,7 +283,11 @@ class Container(Host):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Bazel's server is inside, and goes with the container."""
+        """Bazel's server is inside, and goes with the container.
+
+        One that a killed build on the host left is ended first: it would answer on the loopback.
+        """
+        end_server([], self._source, self._plan.work, self.env)
         with container.running(self._builder, self._plan.work) as name:
             self._container = name
             yield

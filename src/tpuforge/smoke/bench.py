@@ -169,6 +169,9 @@ def _lock_of(subject: container.Subject) -> list[Locked] | str:
     if subject.layout is None:
         return "only for a baked image: the wheels of another are not known"
     record = read_json(subject.layout.parent / "image.json")
+    given = record.get("overlay")
+    if isinstance(given, dict):
+        return f"only for the wheels of a lock: {given.get('file')} was given to the bake"
     path = ROOT / "lock" / f"{record['flavour']}-py{record['python'].replace('.', '')}.txt"
     if not path.is_file() or sha256_file(path) != record["lock_sha256"]:
         return f"{path.name} is no longer the lock that the image was baked from"
