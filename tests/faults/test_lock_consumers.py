@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,11 @@ def _run(*words: str | Path, index: Index) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("way", ["pip", "uv", "uv pylock", "pip constraint"])
+WAYS = ("pip", "uv", "uv sync", "uv pylock", "uv sync pylock", "pip pylock")
+BY_CONSTRAINTS = ("pip constraint", "uv constraint")
+
+
+@pytest.mark.parametrize("way", WAYS + BY_CONSTRAINTS)
 def test_each_way_installs_what_is_locked(
     served: tuple[Checkout, Index], tmp_path: Path, way: str
 ) -> None:
@@ -47,8 +52,12 @@ def test_each_way_installs_what_is_locked(
     words = {
         "pip": ("pip", "install", *strict, "-r", lock),
         "uv": ("uv", "pip", "install", *strict, "-r", lock),
-        "uv pylock": ("uv", "pip", "install", "--preview", "-r", made / "pylock.toml"),
+        "uv sync": ("uv", "pip", "sync", "--require-hashes", "--only-binary", ":all:", lock),
+        "uv pylock": ("uv", "pip", "install", "-r", made / "pylock.toml"),
+        "uv sync pylock": ("uv", "pip", "sync", made / "pylock.toml"),
+        "pip pylock": ("pip", "install", "-r", made / "pylock.toml"),
         "pip constraint": ("pip", "install", "-c", made / "constraints.txt", "alpha"),
+        "uv constraint": ("uv", "pip", "install", "-c", made / "constraints.txt", "alpha"),
     }[way]
     done = _run(*words, "--target", tmp_path / "site", index=index)
     assert done.returncode == 0, done.stderr
@@ -69,7 +78,9 @@ def test_other_bytes_are_refused_by_each_way(
         for words in (
             ("pip", "install", "--require-hashes", "--no-deps", "-r", lock),
             ("uv", "pip", "install", "--require-hashes", "--no-deps", "-r", lock),
-            ("uv", "pip", "install", "--preview", "-r", pylock),
+            ("uv", "pip", "sync", "--require-hashes", lock),
+            ("uv", "pip", "sync", pylock),
+            ("pip", "install", "-r", pylock),
         ):
             done = _run(*words, "--target", tmp_path / "site", index=index)
             assert done.returncode != 0
@@ -85,3 +96,117 @@ def test_file_that_the_index_no_longer_lists_is_refused(served: tuple[Checkout, 
         done = own.run("export", "--flavour", "smoke", PIP_INDEX_URL=other.url)
     assert done.returncode == 1, done.stderr
     assert "does not list the locked file of alpha" in done.stderr
+
+
+def test_credentials_of_an_index_reach_no_export(served: tuple[Checkout, Index]) -> None:
+    own, index = served
+    url = index.url.replace("://", "://someone:secret@")
+    pylock = own.root / "out" / "export" / "smoke-py311" / "pylock.toml"
+    before = pylock.read_bytes()
+    done = own.run("export", "--flavour", "smoke", PIP_INDEX_URL=url)
+    assert done.returncode == 0, done.stderr
+    assert "secret" not in done.stdout + done.stderr
+    assert pylock.read_bytes() == before
+
+
+def test_page_that_is_no_index_and_none_at_all_are_told_apart(
+    served: tuple[Checkout, Index],
+) -> None:
+    own, _ = served
+    words = ("--flavour", "smoke", "--form", "pylock")
+    done = own.run("export", *words, PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    assert done.returncode == 2, done.stderr
+    assert "cannot be reached" in done.stderr
+    for page, code, says in (
+        ([{"filename": "alpha-1.0.tar.gz"}], 1, "does not list the locked file of alpha"),
+        (["alpha"], 2, "cannot be asked about its files"),
+    ):
+        with good_index() as other:
+            other.pages["alpha"] = page
+            done = own.run("export", *words, PIP_INDEX_URL=other.url)
+        assert done.returncode == code, done.stderr
+        assert says in done.stderr
+    # a form that needs no index asks none
+    assert own.run("export", "--flavour", "smoke", "--form", "sbom").returncode == 0
+
+
+def test_same_lock_gives_the_same_bytes_in_another_process(
+    served: tuple[Checkout, Index],
+) -> None:
+    own, index = served
+    made = own.root / "out" / "export" / "smoke-py311"
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    assert before.keys() == {"constraints.txt", "pylock.toml", "sbom.cdx.json"}
+    env = {"PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8"}
+    done = own.run("export", "--flavour", "smoke", PIP_INDEX_URL=index.url, **env)
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (("--flavour", "smokes"), "there is no flavour 'smokes'", 2),
+        (("--python", "3.9"), "Python 3.9 is not supported", 2),
+        (("--flavour", "smoke", "--python", "3.13"), "smoke-py313.txt: there is no such lock", 2),
+        (("--form", "spdx"), "invalid choice", 2),
+    ],
+)
+def test_what_is_not_there_is_named(
+    served: tuple[Checkout, Index], arguments: tuple[str, ...], words: str, code: int
+) -> None:
+    own, _ = served
+    done = own.run("export", *arguments)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _edit(text: str) -> str:
+    return text.replace("alpha==1.0", "alpha==1.1")
+
+
+def _behead(text: str) -> str:
+    return _edit("".join(line for line in text.splitlines(keepends=True) if line[0] != "#"))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("smoke-py311.txt", _edit, "it was edited by hand"),
+        ("smoke-py311.txt", _behead, "its head does not tell of its lines"),
+        ("smoke-py311.json", lambda text: text.replace('"1.0"', '"1.1"'), "does not tell of alpha"),
+        ("smoke-py311.json", lambda text: text.replace('"sha256"', '"sha"'), "does not tell of"),
+        ("smoke-py311.json", lambda text: text.replace('"why"', '"because"'), "does not tell of"),
+        ("smoke-py311.json", lambda _: "{", "does not tell of alpha"),
+        ("smoke-py311.json", lambda _: '{"schema": "tpuforge.provenance/1"}', "does not tell of"),
+        ("smoke-py311.json", lambda _: "", "does not tell of alpha"),
+    ],
+)
+def test_lock_that_is_not_as_written_is_not_exported(
+    served: tuple[Checkout, Index],
+    tmp_path: Path,
+    file: str,
+    change: Callable[[str], str],
+    words: str,
+) -> None:
+    own = Checkout(tmp_path / served[0].root.name)
+    shutil.copytree(served[0].root, own.root, ignore=shutil.ignore_patterns("out"))
+    path = own.lock / file
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    done = own.run("export", "--flavour", "smoke", "--form", "sbom")
+    assert done.returncode == 1, done.stderr
+    assert words in done.stderr
+    assert not (own.root / "out" / "export").exists()
+
+
+def test_folder_that_cannot_be_written_is_named(
+    served: tuple[Checkout, Index], tmp_path: Path
+) -> None:
+    own, _ = served
+    (tmp_path / "export").write_text("a file where the folder should be", encoding="utf-8")
+    words = ("--flavour", "smoke", "--form", "constraints")
+    done = own.run("export", *words, TPUFORGE_OUT=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert str(tmp_path / "export") in done.stderr
+    assert "Traceback" not in done.stderr
