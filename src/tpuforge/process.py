@@ -12,6 +12,7 @@ import selectors
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ def run(
     log: Path | None = None,
     doing: str = "",
     mend: str = "",
+    stop: threading.Event | None = None,
 ) -> Completed:
     """Run a child to its end.
 
@@ -137,12 +139,14 @@ def run(
         log: A file that gets the whole (redacted) output.
         doing: What this child is for, used in errors ("resolving runtime for 3.11").
         mend: What to try when it fails, used in errors.
+        stop: Ends the child when it is set: for a thread that cannot be interrupted itself.
 
     Returns:
         The ended child.
 
     Raises:
-        ForgeError: If the program is missing, overran its limit, or failed (with ``check``).
+        ForgeError: If the program is missing, overran its limit, was stopped, or failed (with
+            ``check``).
     """
     words = tuple(str(word) for word in argv)
     what = doing or Path(words[0]).name
@@ -175,7 +179,7 @@ def run(
             on_line(line)
 
     try:
-        late = not _drain(child, started + timeout, take)
+        late = not _drain(child, started + timeout, take, stop)
         code = child.wait(timeout=GRACE_S) if not late else None
     except subprocess.TimeoutExpired:
         late, code = True, None
@@ -186,6 +190,8 @@ def run(
         if sink is not None:
             sink.close()
     done = Completed(words, child.returncode, "\n".join(lines), time.monotonic() - started)
+    if late and stop is not None and stop.is_set():
+        raise ForgeError(f"{what}: stopped", exit_code=Exit.INTERRUPTED)
     if late or code is None:
         raise ForgeError(
             f"{what}: not done after {timeout:.0f} s; ended\n{done.tail}".rstrip(),
@@ -202,8 +208,13 @@ def run(
     return done
 
 
-def _drain(child: subprocess.Popen[bytes], deadline: float, take: Callable[[bytes], None]) -> bool:
-    """Hand every line of a child's output on; False when the deadline came first."""
+def _drain(
+    child: subprocess.Popen[bytes],
+    deadline: float,
+    take: Callable[[bytes], None],
+    stop: threading.Event | None = None,
+) -> bool:
+    """Hand every line of a child's output on; False when the deadline or the stop came first."""
     assert child.stdout is not None  # noqa: S101 - Popen was given a pipe
     handle = child.stdout.fileno()
     os.set_blocking(handle, False)
@@ -212,7 +223,7 @@ def _drain(child: subprocess.Popen[bytes], deadline: float, take: Callable[[byte
         selector.register(handle, selectors.EVENT_READ)
         while True:
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (stop is not None and stop.is_set()):
                 return False
             # a grandchild may hold the pipe open after the child has ended
             ready = selector.select(min(left, 0.5))
@@ -229,7 +240,7 @@ def _drain(child: subprocess.Popen[bytes], deadline: float, take: Callable[[byte
     if rest:
         take(rest)
     while child.poll() is None:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or (stop is not None and stop.is_set()):
             return False
         time.sleep(0.01)
     return True
