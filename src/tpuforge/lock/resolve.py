@@ -8,14 +8,18 @@ without ``--renew``: an index that was swapped or tampered with looks just like 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpuforge.console import Progress
+from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.changes import held, pull_request
 from tpuforge.lock.compatibility import PAGE, UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
@@ -43,6 +47,7 @@ from tpuforge.lock.resolver import (
     resolve_unguarded,
     sweep,
     verify,
+    view_of,
     workspace,
 )
 from tpuforge.lock.sources import Source, read_source
@@ -140,13 +145,11 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
         cpu_wheels(pins, python)
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
-    results = []
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
         sweep()
         with progress.step("asking the package index"):
             Job(pins, *chosen[0], source).probe()
-        for target in chosen:
-            results.append(_one(Job(pins, *target, source), options, progress))
+        results = _together(pins, chosen, source, options, progress)
         write_page(pins)
     written = [result["file"] for result in results if result["changed"]]
     summary = (
@@ -274,38 +277,121 @@ def say_ignored(source: Source, progress: Progress) -> None:
         )
 
 
-def _one(job: Job, options: argparse.Namespace, progress: Progress) -> dict[str, object]:
+class _Board:
+    """What several threads are at, in the one line that a step has.
+
+    Args:
+        progress: The display.
+        total: How many locks there are.
+    """
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._guard = threading.Lock()
+        self._at: dict[str, str] = {}
+        self._done = 0
+
+    def show(self, job: Job, what: str) -> None:
+        """Say what is done for a lock now."""
+        with self._guard:
+            self._at[job.who] = what
+            self._refresh()
+
+    def end(self, job: Job, said: str) -> None:
+        """Say how a lock came out."""
+        with self._guard:
+            del self._at[job.who]
+            self._done += 1
+            self._refresh()
+        self._progress.note(f"{job.who}: {said}")
+
+    def count(self, size: int) -> None:
+        """Count bytes downloaded."""
+        with self._guard:
+            self._progress.advance(size)
+
+    def _refresh(self) -> None:
+        at = ", ".join(f"{who}: {what}" for who, what in self._at.items())
+        self._progress.detail(f"{self._done} of {self._total} done; {at}")
+
+
+def _together(
+    pins: Pins,
+    chosen: Sequence[tuple[str, str]],
+    source: Source,
+    options: argparse.Namespace,
+    progress: Progress,
+) -> list[dict[str, object]]:
+    """Resolve locks side by side, each after the one it builds on; what came of each.
+
+    When one fails, or a person stops it, the children of the others are ended, and no lock is
+    written after that.
+    """
+    stop = threading.Event()
+    board = _Board(progress, len(chosen))
+    held = {target: read_lock(lock_path(*target)) for target in existing(pins)}
+    expect = {package.name for packages in held.values() for package in packages}
+    done: dict[tuple[str, str], dict[str, object]] = {}
+    with (
+        view_of(pins, source, expect - pins.cpu_builds.keys()) as view,
+        progress.step(f"resolving {len(chosen)} lock(s)"),
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+    ):
+        for on_top in (False, True):
+            level = [target for target in chosen if bool(pins.flavours[target[0]].on) is on_top]
+            # the largest first, so that none of them is alone at the end
+            level.sort(key=lambda target: -len(held.get(target, ())))
+            jobs = [Job(pins, *target, source, view, stop) for target in level]
+            futures = {pool.submit(_one, job, options, board): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    job = futures[future]
+                    done[job.flavour, job.python] = future.result()
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+    return [done[target] for target in chosen]
+
+
+def _one(job: Job, options: argparse.Namespace, board: _Board) -> dict[str, object]:
+    started = time.monotonic()
     path = lock_path(job.flavour, job.python)
-    with progress.step(f"resolving {job.what}"):
-        fresh = resolve(job, way=options.way)
+    board.show(job, "resolving")
+    fresh = resolve(job, way=options.way)
     text = render(fresh.packages, _key(job, fresh.packages), job.python)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    result: dict[str, object] = {
+    verified = 0
+    if text != before:
+        verified = _verify_new(job, before, fresh.packages, renew=options.renew, board=board)
+    why = _provenance(job, fresh)
+    if job.stop.is_set():
+        raise ForgeError(f"{job.what}: stopped", exit_code=Exit.INTERRUPTED)
+    # before the lock: whoever sees the new lock sees its provenance too
+    changed = text != before
+    if why != read_json(path_of(job.flavour, job.python)):
+        write_json(path_of(job.flavour, job.python), why)
+        changed = True
+    if text != before:
+        write_atomic(path, text)
+    seconds = time.monotonic() - started
+    said = "written" if changed else "the same to the byte"
+    board.end(job, f"{len(fresh.packages)} packages, {said} ({duration(seconds)}, {fresh.way})")
+    return {
         "flavour": job.flavour,
         "python": job.python,
         "file": f"lock/{path.name}",
         "packages": len(fresh.packages),
         "way": fresh.way,
-        "changed": text != before,
-        "bytes_verified": 0,
+        "changed": changed,
+        "bytes_verified": verified,
+        "seconds": round(seconds, 1),
     }
-    if text != before:
-        result["bytes_verified"] = _verify_new(
-            job, before, fresh.packages, renew=options.renew, progress=progress
-        )
-    with progress.step(f"writing why each package is in {path.name}"):
-        why = _provenance(job, fresh)
-    # before the lock: whoever sees the new lock sees its provenance too
-    if why != read_json(path_of(job.flavour, job.python)):
-        write_json(path_of(job.flavour, job.python), why)
-        result["changed"] = True
-    if text != before:
-        write_atomic(path, text)
-    return result
 
 
 def _verify_new(
-    job: Job, before: str, packages: Sequence[Locked], *, renew: bool, progress: Progress
+    job: Job, before: str, packages: Sequence[Locked], *, renew: bool, board: _Board
 ) -> int:
     """Refuse what contradicts the present lock, and verify the files that are new to it.
 
@@ -325,9 +411,10 @@ def _verify_new(
     new = [p for p in packages if p not in verified and p.name not in builds and not _held(p)]
     if not new:
         return 0
-    with workspace() as work, progress.step(f"verifying {len(new)} new files of {path.name}"):
+    board.show(job, f"verifying {len(new)} new files")
+    with workspace() as work:
         count = verify(job, new, work)
-        progress.advance(count)
+    board.count(count)
     return count
 
 
@@ -337,15 +424,9 @@ def _provenance(job: Job, fresh: Resolved) -> dict[str, Any]:
     for flavour in filter(None, (job.pins.flavours[job.flavour].on, job.flavour)):
         for entry in read(flavour, job.python).values():
             known[entry["sha256"]] = Listed(entry["bytes"], entry["uploaded"])
+    for digest, one in fresh.files.items():
+        known.setdefault(digest, one)
     builds = cpu_wheels(job.pins, job.python)
-    unknown = [
-        p
-        for p in (*fresh.packages, *fresh.left_out)
-        if p.sha256 not in known and p.name not in builds
-    ]
-    if unknown:
-        with workspace() as work:
-            known |= listed(job.source, home_python(), unknown, work)
     for build in builds.values():
         wheel = held_wheel(build, job.source.folders)
         if wheel is not None:

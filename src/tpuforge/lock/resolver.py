@@ -1,11 +1,12 @@
 """The resolution: which packages, and which one file of each.
 
-Two steps, both against one index, from a scrubbed environment:
+Two steps, both against one view of one index (:mod:`tpuforge.lock.view`), from a scrubbed
+environment:
 
 1. *Which versions.* pip-compile under an interpreter of the target version; where this machine
    has none, uv, which evaluates markers for a Python that is not there. Both read metadata only.
-2. *Which file.* ``pip install --dry-run --report`` with the exact versions, without dependencies,
-   for the target's platform tags. The digest is the one that the index lists for that file.
+2. *Which file.* Of each release the wheel with the target's best tag, as pip would take it. The
+   digest is the one that the index lists for that file.
 
 pip-compile's own ``--generate-hashes`` is not used: against an index it hashes every platform's
 file (gigabytes), and where a listed file is missing it hashes the error page. Here no digest is
@@ -14,16 +15,17 @@ ever made from what a server answers; :func:`verify` downloads a file to compare
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import platform
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from email.parser import HeaderParser
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,21 +49,20 @@ from tpuforge.lock.inputs import (
     write_standin,
 )
 from tpuforge.lock.names import LeftOut, ended, load_names
-from tpuforge.lock.provenance import walk
+from tpuforge.lock.provenance import Listed, walk
 from tpuforge.lock.sources import Source
+from tpuforge.lock.view import View, open_view
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import out_dir, sha256_text
 from tpuforge.pins import Pins
 from tpuforge.process import Completed, run
 
 WAYS = ("auto", "pip-tools", "uv")
+_making = threading.Lock()
 RUNNING = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _TIME_LIMIT_S = 300.0
 _RESOLVERS = ("pip", "pip-tools", "uv")
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)")
-# where an index does not serve metadata apart (PEP 658), read it out of the wheel by range requests
-# instead of downloading hundreds of megabytes twice
-_LAZY = "--use-feature=fast-deps"
 _NO_SOLUTION = re.compile(
     r"No matching distribution|ResolutionImpossible|Could not find a version|No solution found"
 )
@@ -79,12 +80,14 @@ class Resolved:
         packages: What goes into the lock, by name.
         left_out: What does not, since ``lock/names.toml`` leaves it out, and what only that needs.
         metadata: What both say about themselves, in the JSON form of PEP 566, by name.
+        files: What the index lists about their files, by SHA-256; nothing about CPU builds.
         way: ``pip-tools`` or ``uv``.
     """
 
     packages: tuple[Locked, ...]
     left_out: tuple[Locked, ...]
     metadata: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, Listed]
     way: str
 
 
@@ -147,12 +150,14 @@ def target_python(python: str, source: Source) -> Path | None:
         return None
     if python == RUNNING:
         return home_python()
-    interpreter = _interpreter(python)
-    if interpreter is None or not lock_path("tools", python).exists():
-        return None
-    return _environment(python, interpreter, source)
+    with _making:
+        interpreter = _interpreter(python)
+        if interpreter is None or not lock_path("tools", python).exists():
+            return None
+        return _environment(python, interpreter, source)
 
 
+@functools.cache
 def _interpreter(python: str) -> Path | None:
     """An interpreter of a version: on PATH, or one of pyenv's."""
     candidates = [shutil.which(f"python{python}")]
@@ -172,7 +177,7 @@ def _environment(python: str, interpreter: Path, source: Source) -> Path:
     """An environment with the locked tools of a Python, made once under ``out/lock``."""
     lock = lock_path("tools", python)
     packages = (f"{package.name} {package.sha256}" for package in read_lock(lock))
-    key = sha256_text(str(interpreter.resolve()), *packages)[:16]
+    key = sha256_text("compiled", str(interpreter.resolve()), *packages)[:16]
     stem = f"tools-py{python.replace('.', '')}-"
     place = out_dir() / "lock" / f"{stem}{key}"
     made = place / "bin" / "python"
@@ -186,6 +191,8 @@ def _environment(python: str, interpreter: Path, source: Source) -> Path:
     run(make, timeout=120, doing=f"making an environment of Python {python}")
     words: list[str | Path] = [home_python(), "-m", "uv", "pip", "install", "--quiet"]
     words += ["--no-config", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    # its children write no byte code, and compiling pip at each start costs more than most locks
+    words += ["--compile-bytecode"]
     run(
         [*words, "--python", made, "--requirements", lock],
         timeout=_TIME_LIMIT_S,
@@ -205,12 +212,21 @@ class Job:
         flavour: Such as ``runtime``.
         python: ``X.Y``.
         source: Where packages come from.
+        view: What the resolvers see of it; one of its own if there is none.
+        stop: Ends its children when it is set.
     """
 
     pins: Pins
     flavour: str
     python: str
     source: Source
+    view: View | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def who(self) -> str:
+        """The job for the view."""
+        return lock_path(self.flavour, self.python).stem
 
     @property
     def what(self) -> str:
@@ -223,13 +239,21 @@ class Job:
         return self.pins.cutoff.isoformat().replace("+00:00", "Z")
 
     def run(self, words: Sequence[str | Path], work: Path) -> Completed:
-        """Run a resolver in a workspace, in an environment that holds this one index.
+        """Run a resolver in a workspace, in an environment that holds the view alone.
 
         Args:
             words: Program and arguments.
             work: The child's folder.
+
+        Raises:
+            ForgeError: If the index gave an answer that cannot be used.
         """
-        return self.source.run(words, _TIME_LIMIT_S, work)
+        assert self.view is not None  # noqa: S101 - resolve() sees to it
+        env = self.view.env(self.who, self.python)
+        done = run(words, timeout=_TIME_LIMIT_S, env=env, cwd=work, check=False, stop=self.stop)
+        # also when it came to an end: it may have taken a page that failed for an empty one
+        self.view.refuse(self.who)
+        return done
 
     def probe(self) -> None:
         """Ask the index for the first package of the input, briefly.
@@ -242,9 +266,39 @@ class Job:
 
     def target(self) -> list[str]:
         """Describe the target to pip: safe without dependencies, since no marker is read."""
-        words = ["--only-binary=:all:", f"--uploaded-prior-to={self.cutoff}"]
-        words += [f"--python-version={self.python}", "--implementation=cp"]
+        return [f"--uploaded-prior-to={self.cutoff}", *self.tags()]
+
+    def tags(self) -> list[str]:
+        """Describe the target to pip, without a cutoff."""
+        words = ["--only-binary=:all:", f"--python-version={self.python}", "--implementation=cp"]
         return [*words, *(f"--platform={tag}" for tag in platforms(self.pins))]
+
+
+@contextmanager
+def view_of(pins: Pins, source: Source, expect: Iterable[str] = ()) -> Iterator[View]:
+    """The view of an index that the pins allow, for the length of a block.
+
+    Args:
+        pins: The pins.
+        source: The index.
+        expect: Packages that will be asked for: their pages are fetched ahead.
+
+    Yields:
+        The view.
+
+    Raises:
+        ForgeError: If it does not start.
+    """
+    later = {name: moment.isoformat() for name, moment in pins.later.items()}
+    with open_view(
+        source,
+        home_python(),
+        cutoff=pins.cutoff.isoformat(),
+        later=later,
+        platforms=platforms(pins),
+        expect=set(expect),
+    ) as view:
+        yield view
 
 
 def resolve(job: Job, *, way: str = "auto") -> Resolved:
@@ -262,6 +316,9 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
             digest (exit code 1); if it cannot be resolved here (exit code 2).
         UnreachableError: If the index does not answer.
     """
+    if job.view is None:
+        with view_of(job.pins, job.source) as view:
+            return resolve(replace(job, view=view), way=way)
     target = _target(job, way)
     home = home_python()
     wheels = cpu_wheels(job.pins, job.python)
@@ -276,12 +333,12 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
         _write(work / "in", [str(name) for name in names])
         _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
         versions = _uv(job, home, work) if target is None else _pip_compile(job, target, work)
-        builds = _pop_cpu_builds(job, versions)
-        report = _files(job, home, work, versions)
-        packages = _read_report(job, report, versions)
-    metadata: dict[str, Mapping[str, Any]] = {
-        canonicalize_name(item["metadata"]["name"]): item["metadata"] for item in report
-    }
+    builds = _pop_cpu_builds(job, versions)
+    _refuse_local(job, versions, decided)
+    chosen = job.view.choose(job.who, job.python, versions)
+    packages = [Locked(one.name, one.version, one.sha256) for one in chosen]
+    metadata: dict[str, Mapping[str, Any]] = {one.name: one.metadata for one in chosen}
+    files = {one.sha256: one.listed for one in chosen}
     for wheel in builds:
         packages.append(Locked(wheel.name, wheel.version, wheel.sha256))
         metadata[wheel.name] = _metadata(wheel)
@@ -299,7 +356,19 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
             exit_code=Exit.FAULT,
         )
     way = "uv" if target is None else "pip-tools"
-    return Resolved(tuple(sorted(packages)), tuple(sorted(left_out)), metadata, way)
+    return Resolved(tuple(sorted(packages)), tuple(sorted(left_out)), metadata, files, way)
+
+
+def _refuse_local(job: Job, versions: Mapping[str, str], decided: Mapping[str, str]) -> None:
+    """Refuse ``1.0+other`` where 1.0 is decided: by PEP 440 it fits ``==1.0``, and is higher."""
+    for name, number in versions.items():
+        if decided.get(name, number) != number:
+            raise ForgeError(
+                f"{job.source.name} gives {name} {number} for {name}=={decided[name]}",
+                expected=f"{name} {decided[name]} itself",
+                mend="look at the index: it offers a build of its own under that number",
+                exit_code=Exit.FAULT,
+            )
 
 
 def _pop_cpu_builds(job: Job, versions: dict[str, str]) -> list[CpuWheel]:
@@ -388,7 +457,9 @@ def resolve_unguarded(job: Job) -> list[Locked]:
     Raises:
         ForgeError: If there is no solution, or it cannot be resolved here.
     """
-    home = home_python()
+    if job.view is None:
+        with view_of(job.pins, job.source) as view:
+            return resolve_unguarded(replace(job, view=view))
     plain = {name: build.version for name, build in job.pins.cpu_builds.items()}
     decided = constraints(job.pins) | plain
     names = requirements(job.pins, job.flavour, job.python)
@@ -396,15 +467,9 @@ def resolve_unguarded(job: Job) -> list[Locked]:
         (work / "standins").mkdir()
         _write(work / "in", [str(name) for name in names])
         _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
-        items = _files(job, home, work, _uv(job, home, work))
-    return [
-        Locked(
-            canonicalize_name(item["metadata"]["name"]),
-            item["metadata"]["version"],
-            item["download_info"]["archive_info"]["hashes"]["sha256"],
-        )
-        for item in items
-    ]
+        versions = _uv(job, home_python(), work)
+    chosen = job.view.choose(job.who, job.python, versions)
+    return [Locked(one.name, one.version, one.sha256) for one in chosen]
 
 
 def _target(job: Job, way: str) -> Path | None:
@@ -437,8 +502,7 @@ def _pip_compile(job: Job, python: Path, work: Path) -> dict[str, str]:
     words += ["--strip-extras", "--allow-unsafe", "--no-header", "--no-annotate"]
     words += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"]
     words += ["--no-emit-options", "--newline=lf", "--cache-dir", work / "cache"]
-    asked = f"{_LAZY} --only-binary :all: --uploaded-prior-to {job.cutoff}"
-    words += [f"--pip-args={asked}"]
+    words += ["--pip-args=--only-binary :all:"]
     words += ["--find-links", work / "standins", "--constraint", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
     if done.code and _NO_SOLUTION.search(done.output):
@@ -452,8 +516,8 @@ def _uv(job: Job, home: Path, work: Path) -> dict[str, str]:
     words: list[str | Path] = [home, "-m", "uv", "pip", "compile", "--quiet", "--no-config"]
     words += ["--strip-extras", "--no-header", "--no-annotate", "--only-binary", ":all:"]
     words += ["--python-version", job.python, "--python-platform", f"x86_64-{_glibc(job.pins)}"]
-    words += ["--no-python-downloads", "--exclude-newer", job.cutoff]
-    words += ["--find-links", work / "standins", "--constraints", work / "constraints"]
+    words += ["--no-python-downloads", "--find-links", work / "standins"]
+    words += ["--constraints", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
     return _versions(job, done, out, "uv")
 
@@ -512,48 +576,6 @@ def _failed(job: Job, done: Completed, no_solution: str) -> ForgeError:
     )
 
 
-def _files(job: Job, home: Path, work: Path, versions: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Let pip choose one file per release; what it says in its installation report."""
-    if not versions:
-        return []
-    _write(work / "exact", [f"{name}=={number}" for name, number in versions.items()])
-    words: list[str | Path] = [home, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", _LAZY]
-    words += ["--ignore-installed", "--target", work / "nowhere", *job.target()]
-    words += ["--report", work / "report.json", "-r", work / "exact"]
-    done = job.run(words, work)
-    if done.code:
-        raise _failed(job, done, f"there are not all files of {job.what}")
-    report = json.loads((work / "report.json").read_text(encoding="utf-8"))
-    items: list[dict[str, Any]] = report["install"]
-    return items
-
-
-def _read_report(
-    job: Job, items: Sequence[Mapping[str, Any]], versions: Mapping[str, str]
-) -> list[Locked]:
-    packages = []
-    for item in items:
-        metadata = item["metadata"]
-        name = canonicalize_name(metadata["name"])
-        digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
-        if not digest:
-            raise ForgeError(
-                f"the index gives no SHA-256 of {name} {metadata['version']}",
-                expected="an index that lists digests",
-                mend="use another index: pip config list",
-                exit_code=Exit.FAULT,
-            )
-        packages.append(Locked(name, str(Version(metadata["version"])), digest))
-    if {p.name: p.version for p in packages} != dict(versions):
-        raise ForgeError(
-            "pip's report names other releases than were asked for",
-            expected=", ".join(f"{name}=={number}" for name, number in versions.items()),
-            mend="look at the index: its file names and their metadata disagree",
-            exit_code=Exit.FAULT,
-        )
-    return packages
-
-
 def _cuda(name: str, why: str, flavour: str) -> ForgeError:
     return ForgeError(
         f"{flavour} would hold {name}: {why}",
@@ -583,8 +605,8 @@ def verify(job: Job, packages: Sequence[Locked], work: Path) -> int:
     home = home_python()
     _write(work / "new", [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages])
     words: list[str | Path] = [home, "-m", "pip", "download", "-q", "--no-deps"]
-    words += ["--require-hashes", *job.target(), "--dest", work / "files", "-r", work / "new"]
-    done = job.run(words, work)
+    words += ["--require-hashes", *job.tags(), "--dest", work / "files", "-r", work / "new"]
+    done = job.source.run(words, _TIME_LIMIT_S, work, job.stop)
     if done.code == 0:
         return sum(path.stat().st_size for path in (work / "files").iterdir())
     raise _failed(job, done, f"there are not all files of {job.what}")

@@ -9,6 +9,7 @@ lock without a trace in it.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,15 +71,30 @@ class Source:
         extra |= {"PIP_INDEX_URL": self.index, "UV_DEFAULT_INDEX": self.index}
         return clean_env(**extra)
 
-    def run(self, words: Sequence[str | Path], timeout: float, work: Path) -> Completed:
+    def run(
+        self,
+        words: Sequence[str | Path],
+        timeout: float,
+        work: Path,
+        stop: threading.Event | None = None,
+    ) -> Completed:
         """Run a program that asks the index, in an environment that holds this one index.
 
         Args:
             words: Program and arguments.
             timeout: Seconds.
             work: The child's folder.
+            stop: Ends it when it is set.
         """
-        return run(words, timeout=timeout, env=self.env(), cwd=work, check=False)
+        return run(words, timeout=timeout, env=self.env(), cwd=work, check=False, stop=stop)
+
+    def no_index(self) -> UnreachableError:
+        """What to raise where the user told pip to use no index at all."""
+        return UnreachableError(
+            "pip is configured to use no index (no-index)",
+            expected="an index to resolve from",
+            mend="unset PIP_NO_INDEX or no-index in pip's configuration: pip config list",
+        )
 
     def probe(self, python: Path, package: str, target: Sequence[str]) -> None:
         """Ask the index for one package, briefly.
@@ -93,11 +109,7 @@ class Source:
             ForgeError: If it does not say when its files were uploaded.
         """
         if self.forbidden:
-            raise UnreachableError(
-                "pip is configured to use no index (no-index)",
-                expected="an index to resolve from",
-                mend="unset PIP_NO_INDEX or no-index in pip's configuration: pip config list",
-            )
+            raise self.no_index()
         words: list[str | Path] = [python, "-m", "pip", "index", "versions", package]
         words += ["--timeout=5", "--retries=0", *target]
         done = run(words, timeout=60, env=self.env(), check=False)

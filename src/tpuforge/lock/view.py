@@ -1,0 +1,312 @@
+"""One view of the package index for everything that a run resolves.
+
+pip-compile and uv do not ask the index themselves: they ask a server on loopback
+(:mod:`tpuforge.lock.index_server`) that shows what a target may take before the cutoff. So both see
+the same, each page is fetched once per run, and the metadata of a file once ever. pip knows no
+cutoff of a single package; the view does (``resolver.later`` in the pins).
+
+The digests in a lock come from pages that were fetched, or confirmed by the index, in this run. Of
+earlier runs only metadata is kept, under the digest of its wheel: it can make a resolution fail or
+differ, but it holds no digest, and a file that is new to a lock is downloaded and compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.lock.provenance import Listed
+from tpuforge.lock.sources import Source, UnreachableError
+from tpuforge.paths import ROOT, out_dir
+from tpuforge.process import clean_env, redact, run
+
+_START_S = 60.0
+_ALIVE_S = 24 * 3600.0
+_ANSWER_S = 300.0
+_MANY = ("Requires-Dist", "Provides-Extra", "Classifier")
+_ONE = ("Name", "Version", "License", "License-Expression", "Requires-Python")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The one file of a release that a target takes.
+
+    Attributes:
+        name: Canonical name of the package.
+        version: As in the lock.
+        sha256: Its digest, as the index lists it.
+        listed: What else the index lists about it.
+        metadata: What it says about itself, in the JSON form of PEP 566.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    listed: Listed
+    metadata: Mapping[str, Any]
+
+
+class View:
+    """The running view.
+
+    Args:
+        source: The index behind it.
+        address: Where it answers, with its token.
+    """
+
+    def __init__(self, source: Source, address: str) -> None:
+        self._source = source
+        self._address = address
+        # without the proxies of the environment: this is loopback
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def env(self, who: str, python: str) -> dict[str, str]:
+        """The whole environment of a resolver: clean, with the view as its one index.
+
+        Args:
+            who: For whom it resolves; see :meth:`refuse`.
+            python: ``X.Y`` of the target.
+        """
+        index = f"{self._address}/{who}/{python}/simple"
+        extra = {"PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "300"}
+        extra |= {"UV_NO_CACHE": "1", "UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": "300"}
+        extra |= {"PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index}
+        clean = clean_env(**extra)
+        return {name: value for name, value in clean.items() if "proxy" not in name.lower()}
+
+    def choose(self, who: str, python: str, versions: Mapping[str, str]) -> list[Chosen]:
+        """One file for each release: the best tag wins, then the highest build, as in pip.
+
+        Args:
+            who: For whom.
+            python: ``X.Y`` of the target.
+            versions: Versions by canonical name.
+
+        Raises:
+            ForgeError: If the index has no file that fits, or an answer cannot be used.
+        """
+        return [self._choose(who, python, name, versions[name]) for name in sorted(versions)]
+
+    def _choose(self, who: str, python: str, name: str, version: str) -> Chosen:
+        page = json.loads(self._get(who, f"{python}/simple/{name}/"))
+        wanted = Version(version)
+        fitting = [e for e in page["files"] if _version(e["filename"].split("-")[1]) == wanted]
+        if not fitting:
+            raise ForgeError(
+                f"{self._source.name} has no wheel of {name} {version} for Python {python}",
+                expected="the release that the resolver found",
+                mend="run it again; the index changed in between",
+            )
+        best = min(fitting, key=_preference)
+        if best.get("yanked"):
+            # pip takes a yanked release where another package demands just that one; uv does not
+            raise ForgeError(
+                f"{name} {version} was yanked by its makers",
+                expected="releases that their makers stand by",
+                mend=f"give what demands {name} {version} another range in the input",
+                exit_code=Exit.FAULT,
+            )
+        if best.get("yanked"):
+            raise ForgeError(
+                f"{name} {version} was yanked: those who made it say not to use it",
+                expected="a release that is not yanked",
+                mend="see what demands it, and give that, or it, another range in lock/*.in",
+                exit_code=Exit.FAULT,
+            )
+        digest = best["hashes"]["sha256"]
+        text = self._get(
+            who, f"{python}/files/{name}/{digest}/{best['filename']}.metadata"
+        ).decode()
+        uploaded = str(best["upload-time"])[:19] + "Z"
+        listed = Listed(best.get("size"), uploaded, best["filename"])
+        return Chosen(name, version, digest, listed, _metadata(text))
+
+    def _get(self, who: str, path: str) -> bytes:
+        try:
+            with self._opener.open(f"{self._address}/{who}/{path}", timeout=_ANSWER_S) as answer:
+                data: bytes = answer.read()
+                return data
+        except (urllib.error.URLError, OSError) as error:
+            self.refuse(who)
+            raise ForgeError(
+                f"the view of {self._source.name} does not answer: {error}",
+                expected="an answer within seconds",
+                mend="run it again",
+            ) from error
+
+    def refuse(self, who: str) -> None:
+        """Raise if the index gave an answer that cannot be used.
+
+        Args:
+            who: In answers to whom.
+
+        Raises:
+            UnreachableError: If it did not answer.
+            ForgeError: If what it answered is wrong.
+        """
+        with self._opener.open(f"{self._address}/{who}/faults", timeout=_ANSWER_S) as answer:
+            faults: dict[str, str] = json.loads(answer.read())
+        by_kind: dict[str, list[str]] = {}
+        for what, kind in sorted(faults.items()):
+            by_kind.setdefault(kind, []).append(redact(what)[:300])
+        name = self._source.name
+        if "other bytes" in by_kind:
+            raise ForgeError(
+                f"{name} serves other bytes than it lists:\n{_lines(by_kind['other bytes'])}",
+                expected="files with the listed SHA-256",
+                mend="do not use this index; tell those who run it",
+                exit_code=Exit.FAULT,
+            )
+        if "unreachable" in by_kind:
+            raise UnreachableError(
+                f"{name} cannot be reached: {by_kind['unreachable'][0]}",
+                expected="an index that answers",
+                mend="check the network and pip's settings: pip config list",
+            )
+        if "no upload times" in by_kind:
+            raise ForgeError(
+                f"{name} does not say when its files were uploaded:\n"
+                f"{_lines(by_kind['no upload times'])}",
+                expected="upload times (PEP 700): without them the cutoff cannot be kept",
+                mend="use an index that gives them: pip config list",
+            )
+        if "no digests" in by_kind:
+            raise ForgeError(
+                f"{name} gives {'; '.join(by_kind['no digests'])}",
+                expected="an index that lists digests",
+                mend="use another index: pip config list",
+                exit_code=Exit.FAULT,
+            )
+        if "no pages" in by_kind:
+            raise ForgeError(
+                f"{name} cannot be asked about its files:\n{_lines(by_kind['no pages'])}",
+                expected="the simple repository API in JSON (PEP 691)",
+                mend="use an index that has it: pip config list",
+            )
+        if "missing" in by_kind:
+            raise ForgeError(
+                f"{name} lists a file that is not there:\n{_lines(by_kind['missing'])}",
+                expected="every listed file",
+                mend="try later, or another index: pip config list",
+            )
+
+
+@contextmanager
+def open_view(
+    source: Source,
+    python: Path,
+    *,
+    cutoff: str,
+    later: Mapping[str, str],
+    platforms: Sequence[str],
+    expect: Collection[str] = (),
+) -> Iterator[View]:
+    """Run a view for the length of a block.
+
+    Args:
+        source: The index.
+        python: A Python with pip.
+        cutoff: The moment from which on uploads do not exist, ISO 8601.
+        later: The same for single packages, by canonical name.
+        platforms: Platform tags of the target, best first.
+        expect: Packages that will be asked for.
+
+    Yields:
+        The view.
+
+    Raises:
+        ForgeError: If it does not start.
+    """
+    if source.forbidden:
+        raise source.no_index()
+    cache = out_dir() / "lock" / "cache"
+    config = {
+        "cache": str(cache),
+        "cutoff": cutoff,
+        "later": dict(later),
+        "platforms": list(platforms),
+        "expect": sorted(expect),
+    }
+    env = source.env() | {"PYTHONPATH": str(ROOT / "src"), "PIP_CACHE_DIR": str(cache / "pip")}
+    # pages are kept between runs where the index says how to ask whether they still hold
+    del env["PIP_NO_CACHE_DIR"]
+    words: list[str | Path] = [python, "-m", "tpuforge.lock.index_server", json.dumps(config)]
+    token = secrets.token_urlsafe(16)
+    said: list[str] = []
+    ready = threading.Event()
+    reader, writer = os.pipe()
+
+    def hear(line: str) -> None:
+        said.append(line)
+        ready.set()
+
+    def live() -> None:
+        try:
+            run(words, timeout=_ALIVE_S, env=env, stdin=reader, check=False, on_line=hear)
+        finally:
+            ready.set()
+
+    child = threading.Thread(target=live, daemon=True)
+    try:
+        os.write(writer, f"{token}\n".encode())
+        child.start()
+        ready.wait(_START_S)
+        if not said or not said[0].isdigit():
+            raise ForgeError(
+                f"the view of {source.name} did not start:\n{chr(10).join(said[-15:])}".rstrip(),
+                expected="a server on loopback",
+                mend="as the lines above say; then run it again",
+            )
+        yield View(source, f"http://127.0.0.1:{said[0]}/{token}")
+    finally:
+        # the child ends with its standard input
+        os.close(writer)
+        child.join()
+        os.close(reader)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text.replace("_", "+"))
+    except InvalidVersion:
+        return None
+
+
+def _preference(entry: Mapping[str, Any]) -> tuple[bool, int, int, str]:
+    """The sorting key of pip's finder, least first: not yanked, best tag, highest build."""
+    _, _, build, _ = parse_wheel_filename(entry["filename"])
+    return bool(entry.get("yanked")), int(entry["_rank"]), -build[0] if build else 0, entry["url"]
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    message = HeaderParser().parsestr(text)
+    found: dict[str, Any] = {}
+    for field in _ONE:
+        value = message.get(field)
+        if value is not None:
+            found[field.lower().replace("-", "_")] = str(value)
+    for field in _MANY:
+        values = message.get_all(field)
+        if values:
+            found[field.lower().replace("-", "_")] = [str(value) for value in values]
+    return found
+
+
+def _lines(found: Sequence[str]) -> str:
+    return "\n".join(found[:15])
