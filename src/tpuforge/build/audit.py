@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from tpuforge import pins as pins_module
 from tpuforge.build import contents as contents_module
 from tpuforge.build import elf as elf_module
@@ -243,11 +245,12 @@ def audit(
 
         try:
             detail = rule.judge(subject, fault)
+            status = "passed"
         except UnjudgedError as why:
-            rulings.append(Ruling(rule.id, rule.title, "not judged", str(why)))
-            continue
-        found.sort(key=_rank)
-        status = str(found[0].severity) if found else "passed"
+            detail, status = str(why), "not judged"
+        if found:
+            found.sort(key=_rank)
+            status = str(found[0].severity)
         if found and found[0].severity is not Severity.NOTE:
             detail = found[0].what
         rulings.append(Ruling(rule.id, rule.title, status, detail))
@@ -411,6 +414,12 @@ def judge(options: argparse.Namespace, progress: Progress) -> Outcome:
     """
     pins = pins_module.load()
     torch = options.torch or pins.torch.full
+    try:
+        Version(torch)
+    except InvalidVersion as error:
+        raise ForgeError(
+            f"--torch {torch} is not a version", expected="such as 2.13.0", mend="name a version"
+        ) from error
     if options.wheel:
         wheels = [Path(name) for name in options.wheel]
     else:

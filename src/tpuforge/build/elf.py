@@ -124,20 +124,35 @@ def _read(file: IO[bytes], length: int, asked: Collection[str]) -> Elf:
 
 
 def _wants(sections: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    if ".gnu.version_r" not in sections:
+    section = sections.get(".gnu.version_r")
+    if section is None:
         return {}
-    return {
-        str(library.name): frozenset(str(version.name) for version in versions)
-        for library, versions in sections[".gnu.version_r"].iter_versions()
-    }
+    # each record has 16 bytes; a damaged file may tell of millions, all at the same place
+    left = section["sh_size"] // 16
+    wants: dict[str, frozenset[str]] = {}
+    for library, versions in section.iter_versions():
+        names = set()
+        left -= 1
+        for version in versions:
+            names.add(str(version.name))
+            left -= 1
+            if left < 0:
+                break
+        if left < 0:
+            raise DamagedElfError("has more symbol versions than fit in their section")
+        wants[str(library.name)] = frozenset(names)
+    return wants
 
 
 def _exports(sections: Mapping[str, Any], asked: Collection[str]) -> frozenset[str]:
-    # the hash table holds what the loader finds; walking 280,000 symbols would take seconds
-    table = sections.get(".gnu.hash") or sections.get(".hash")
-    if table is None:
+    if ".gnu.hash" in sections:
+        # the table that the loader uses; walking 280,000 symbols would take seconds
+        found = {name: sections[".gnu.hash"].get_symbol(name) for name in asked}
+    elif ".dynsym" in sections:
+        symbols = sections[".dynsym"].iter_symbols()
+        found = {symbol.name: symbol for symbol in symbols if symbol.name in asked}
+    else:
         return frozenset()
-    found = {name: table.get_symbol(name) for name in asked}
     return frozenset(
         name for name, symbol in found.items() if symbol and symbol["st_shndx"] != "SHN_UNDEF"
     )

@@ -259,9 +259,9 @@ def _metadata(subject: Subject, fault: Fault) -> str:
     for file in ("METADATA", "WHEEL", "RECORD"):
         if subject.dist_info(file) is None:
             fault(f"{subject.dist_infos[0]}/{file} is missing", "METADATA, WHEEL, RECORD", _AGAIN)
-    raw = subject.raw
-    if not raw:
+    if subject.dist_info("METADATA") is None:
         return ""
+    raw = subject.raw
     for key, text in (("metadata_version", "Metadata-Version"), ("name", "Name")):
         if not raw.get(key):
             fault(f"METADATA has no {text}", "Metadata-Version, Name and Version", _AGAIN)
@@ -388,7 +388,10 @@ def _python(subject: Subject, fault: Fault) -> str:
         for tag in subject.tags()
         if (found := _CPYTHON.fullmatch(tag.interpreter)) and tag.abi == tag.interpreter
     )
-    wanted = SpecifierSet(subject.metadata().get("requires_python", ""))
+    try:
+        wanted = SpecifierSet(subject.metadata().get("requires_python", ""))
+    except InvalidSpecifier as error:
+        raise UnjudgedError("Requires-Python is not a range") from error
     for minor in tagged:
         # any bug-fix release will do, so ask for one that every ">=3.N.k" lets in
         if f"3.{minor}.99" not in wanted:
@@ -432,7 +435,8 @@ def _elf(subject: Subject, fault: Fault) -> str:
             f"{', '.join(sorted(machines)) or 'no shared library'}, as tagged",
             "build it on the platform that it is to be tagged with",
         )
-    return f"{len(files)} ELF files for {_several({elf.machine for _, elf in files}) or 'nothing'}"
+    seen = _several({elf.machine for _, elf in files})
+    return f"{len(files)} ELF file{'s' * (len(files) != 1)}" + (f" for {seen}" if seen else "")
 
 
 def _platforms(subject: Subject) -> list[tuple[int | None, str]]:
@@ -499,7 +503,9 @@ def _libraries(subject: Subject, fault: Fault) -> str:
         place = PurePosixPath(member.name)
         for name in {place.name, elf.soname} - {""}:
             inside[name].add(str(place.parent))
-    for_torch = any(canonicalize_name(one.name) == "torch" for one in subject.requirements())
+    for_torch = subject.kind == TORCH_TPU or any(
+        canonicalize_name(one.name) == "torch" for one in subject.requirements()
+    )
     foreign: dict[str, set[str]] = defaultdict(set)
     lost: dict[str, set[str]] = defaultdict(set)
     outside: set[str] = set()
@@ -507,13 +513,13 @@ def _libraries(subject: Subject, fault: Fault) -> str:
         folder = PurePosixPath(member.name).parent
         looked = {normpath(_from_origin(entry, folder)) for entry in elf.runpath}
         for name in elf.needed:
-            if name in inside:
-                if not looked & inside[name]:
-                    lost[name].add(member.name)
-            elif for_torch and name in _TORCH:
+            if for_torch and name in _TORCH:
                 if "torch/lib" not in looked:
                     lost[name].add(member.name)
                 outside.add(name)
+            elif name in inside:
+                if not looked & inside[name]:
+                    lost[name].add(member.name)
             elif name not in _SYSTEM:
                 foreign[name].add(member.name)
     for name, names in sorted(foreign.items()):
@@ -703,8 +709,9 @@ def _torch(subject: Subject, fault: Fault) -> str:
         raise UnjudgedError("there is no glue")
     admitted = wanted[0].specifier
     for bound in admitted:
-        oldest = Version(bound.version.removesuffix(".*"))
-        if bound.operator in (">=", "~=", "==") and oldest < built[0]:
+        if bound.operator not in (">=", "~=", "=="):
+            continue
+        if Version(bound.version.removesuffix(".*")) < built[0]:
             fault(
                 f"Requires-Dist admits torch {bound.version}, and the oldest glue is {built[0]}",
                 "a glue for every torch that it admits",
@@ -787,6 +794,8 @@ def _optimised(subject: Subject, fault: Fault) -> str:
 def _entry_point(subject: Subject, fault: Fault) -> str:
     group, name, target = _ENTRY
     remedy = "without it torch does not find the backend; " + _BUILD
+    if len(subject.dist_infos) != 1:
+        raise UnjudgedError("there is not one .dist-info folder to look in")
     text = subject.dist_info("entry_points.txt")
     points = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     points.optionxform = str  # type: ignore[method-assign, assignment]
@@ -816,15 +825,16 @@ def _entry_point(subject: Subject, fault: Fault) -> str:
 
 def _libtpu(subject: Subject, fault: Fault) -> str:
     member = subject.contents.members.get("libtpu/libtpu.so")
-    if member is None or (member.elf is None and not member.damage):
-        found = "is missing" if member is None else f"is {member.length} bytes and no library"
+    if member is None:
         fault(
-            f"libtpu/libtpu.so {found}",
+            "libtpu/libtpu.so is missing",
             "the TPU runtime, a PJRT plugin",
             "choose another release of libtpu: some on the index are empty",
         )
         return ""
-    if member.elf is not None and "GetPjrtApi" not in member.elf.exports:
+    if member.elf is None:
+        raise UnjudgedError("libtpu/libtpu.so is no whole library")
+    if "GetPjrtApi" not in member.elf.exports:
         fault("libtpu/libtpu.so does not export GetPjrtApi", "a PJRT plugin", _AGAIN)
     return f"libtpu/libtpu.so, {size(member.length)}, exports GetPjrtApi"
 

@@ -1,0 +1,88 @@
+"""The ELF reader: what it tells of a library, and of bytes that are none."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from elf_support import AARCH64, GLIBC, make_elf
+from tpuforge.build import elf
+
+
+def read(data: bytes, *asked: str) -> elf.Elf:
+    return elf.read(io.BytesIO(data), len(data), asked)
+
+
+def test_what_a_library_says_of_itself() -> None:
+    made = make_elf(
+        needed=("libc.so.6", "libm.so.6"),
+        soname="libx.so.1",
+        runpath="$ORIGIN/a:/b",
+        rpath="/c",
+        wants=GLIBC,
+        exports=("first", "second", "third"),
+        debug=100,
+    )
+    found = read(made, "third", "first", "missing")
+    assert found.machine == "x86_64"
+    assert found.needed == ("libc.so.6", "libm.so.6")
+    assert found.soname == "libx.so.1"
+    assert found.runpath == ("$ORIGIN/a", "/b", "/c")
+    assert found.wants == {library: frozenset(names) for library, names in GLIBC.items()}
+    assert found.exports == {"first", "third"}
+    assert found.debug_bytes == 100
+
+
+def test_another_machine() -> None:
+    assert read(make_elf(machine=AARCH64)).machine == "aarch64"
+
+
+def test_a_library_that_a_real_linker_made() -> None:
+    folder = Path(sysconfig.get_config_var("DESTSHARED"))
+    place = next(folder.glob("_ctypes_test.*.so"), None) or next(folder.glob("*.so"))
+    name = f"PyInit_{place.name.partition('.')[0]}"
+    found = read(place.read_bytes(), name, "PyInit_of_nothing")
+    assert found.exports == {name}
+    assert "libc.so.6" in found.needed
+    assert any(version.startswith("GLIBC_2.") for version in found.wants["libc.so.6"])
+
+
+@pytest.mark.parametrize("left", [5, 40, 64, 200, -64, -1])
+def test_a_file_that_is_cut_short(left: int) -> None:
+    with pytest.raises(elf.DamagedElfError):
+        read(make_elf(wants=GLIBC)[:left])
+
+
+def test_a_file_without_its_section_table() -> None:
+    made = bytearray(make_elf(wants=GLIBC))
+    struct.pack_into("<Q", made, 40, 0)
+    struct.pack_into("<HH", made, 60, 0, 0)
+    with pytest.raises(elf.DamagedElfError, match="no section table"):
+        read(bytes(made))
+
+
+def test_a_32_bit_file() -> None:
+    made = bytearray(make_elf())
+    made[4] = 1
+    with pytest.raises(elf.DamagedElfError):
+        read(bytes(made))
+
+
+def test_random_damage_is_read_or_refused_and_nothing_else() -> None:
+    made = make_elf(wants=GLIBC, exports=("one", "two"), runpath="$ORIGIN")
+    chance = random.Random(7)
+    refused = 0
+    for _ in range(200):
+        spoiled = bytearray(made)
+        for _ in range(chance.randint(1, 8)):
+            spoiled[chance.randrange(4, len(spoiled))] = chance.randrange(256)
+        try:
+            read(bytes(spoiled), "one", "zero")
+        except elf.DamagedElfError:
+            refused += 1
+    assert refused > 20
