@@ -35,9 +35,9 @@ def verb(
     )
 
 
-def result(module: str, *arguments: str) -> dict[str, Any]:
+def result(module: str, *arguments: str, **variables: str) -> dict[str, Any]:
     """Run a verb that must succeed; its data."""
-    done = verb(module, *arguments, "--json")
+    done = verb(module, *arguments, "--json", **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     data: dict[str, Any] = json.loads(done.stdout)["data"]
     return data
