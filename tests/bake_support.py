@@ -1,10 +1,11 @@
-"""What tests on a real engine share: the engine and the image, had through the real verbs.
+"""What tests of the bake share: the engine and the image, had through the real verbs; a small lock.
 
-They use this checkout's own ``out`` folder, so what is already there is not made again.
+The first use this checkout's own ``out`` folder, so what is already there is not made again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tpuforge.images import context
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -130,3 +133,40 @@ def image(engine: Engine) -> Image:
     result("tpuforge.build.wheelhouse")
     record = result("tpuforge.images.bake")
     return Image(engine, record, Path(os.environ.get("TPUFORGE_OUT") or ROOT / "out"))
+
+
+def lock(folder: Path, name: str, packages: dict[str, bytes]) -> None:
+    lines = []
+    for package, data in packages.items():
+        digest = hashlib.sha256(data).hexdigest()
+        lines.append(f"{package} --hash=sha256:{digest}\n")
+        wheel = folder / "out" / "wheelhouse" / digest / f"{package.replace('==', '-')}-any.whl"
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        wheel.write_bytes(data)
+    path = folder / "lock" / f"{name}-py311.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines))
+
+
+RUNTIME = {
+    "libtpu==0.0.52": b"libtpu",
+    "numpy==2.4.6": b"numpy",
+    "torch==2.13.0+cpu": b"torch",
+    "torch-tpu==0.2.0": b"torch-tpu",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small checkout of its own, and an out folder with its wheels."""
+    lock(tmp_path, "runtime", RUNTIME)
+    lock(tmp_path, "smoke", {"pytest==9.2.0": b"pytest"})
+    lock(tmp_path, "tools", {"nox==1": b"nox", "pip==26.3": b"pip"})
+    for name in ("images/Dockerfile", "smoke/cli.py", "smoke/programs/add.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(context, "ROOT", tmp_path)
+    monkeypatch.setattr(context, "IMAGES", tmp_path / "images")
+    monkeypatch.setattr(context, "SUITE", tmp_path / "smoke")
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+    return tmp_path
