@@ -50,7 +50,7 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             [
                 ("runtime-py311.txt", lambda t: t + "nvidia-nccl==1 --hash=sha256:" + "a" * 64),
                 ("runtime-py311.txt", lambda t: t.replace("+cpu", "")),
-                ("runtime-py311.txt", lambda t: t.replace("libtpu==0.0.50", "libtpu==0.0.51")),
+                ("runtime-py311.txt", lambda t: t.replace("libtpu==0.0.52", "libtpu==0.0.51")),
                 ("runtime-py311.txt", lambda t: t.replace(":6746dbcb", ":6746dbcc")),
                 ("tools-py313.txt", lambda t: t.replace("nox==", "nix==")),
             ],
@@ -58,10 +58,10 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
                 "lock/runtime-py311.txt: [edited] its content is not what",
                 "lock/runtime-py311.txt: nvidia-nccl: [cuda] 1 may not be there: it is a",
                 "lock/runtime-py311.txt: torch: [cuda] 2.13.0 without +cpu is a CUDA build",
-                "lock/runtime-py311.txt: libtpu: [pins] 0.0.51 is locked, the pins say 0.0.50",
+                "lock/runtime-py311.txt: libtpu: [pins] 0.0.51 is locked, the pins say 0.0.52",
                 "lock/runtime-py311.txt: torch: [table] its digest is not the one of",
                 "lock/runtime-py311.json: nvidia-nccl: [why] nothing says why it is in the lock",
-                "lock/runtime-py311.json: libtpu: [why] it is about 0.0.50",
+                "lock/runtime-py311.json: libtpu: [why] it is about 0.0.52",
                 "lock/tools-py313.txt: [edited] its content is not what",
             ],
         ),
@@ -102,10 +102,10 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             ["lock/runtime.in: [input] line 5: 'torch==2.13.0' states a version; an index's"],
         ),
         (
-            [("pins.toml", lambda t: t.replace('version = "0.0.50"', 'version = "0.0.51"'))],
+            [("pins.toml", lambda t: t.replace('version = "0.0.52"', 'version = "0.0.51"'))],
             [
                 "lock/runtime-py311.txt: [stale] lock/runtime.in, the pins or",
-                "lock/runtime-py311.txt: libtpu: [pins] 0.0.50 is locked, the pins say 0.0.51",
+                "lock/runtime-py311.txt: libtpu: [pins] 0.0.52 is locked, the pins say 0.0.51",
             ],
         ),
         (
@@ -242,7 +242,13 @@ def test_lock_reads_its_inputs_before_it_asks_an_index(own: Checkout) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--upgrade", "numpy"), "'numpy' is no day"),
+        (("--upgrade", "nunpy"), "no lock holds nunpy; did you mean numpy"),
+        (("--upgrade", "torch_tpu"), "the version of torch-tpu stands in the pins"),
+        (("--upgrade", "numpy,torch"), "edit torch.version in lock/pins.toml"),
+        (("--upgrade", "numpy", "--upgrade", "2026-01-01"), "cutoff of numpy 2026-11-30"),
+        (("--upgrade", "2026-01-02,2026-01-01"), "are two days"),
+        (("--upgrade", "2026-13-01"), "'2026-13-01' is no day"),
+        (("--upgrade", "numpy", "--python", "3.11"), "an upgrade is of every lock"),
         (("--upgrade", "2999-01-01"), "2999-01-01 has not begun"),
         (("--upgrade", "2026-01-01"), "is not before 2026-01-01T00:00:00Z"),
     ],

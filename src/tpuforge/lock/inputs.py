@@ -103,7 +103,7 @@ def requirements(pins: Pins, flavour: str, python: str) -> list[Requirement]:
     Raises:
         ForgeError: If an input is bad; exit code 1.
     """
-    pinned = constraints(pins)
+    pinned = constraints(pins, python)
     on = pins.flavours[flavour].on
     found = {}
     for name in filter(None, (on, flavour)):
@@ -129,14 +129,15 @@ def base_packages(pins: Pins, flavour: str, python: str) -> list[Locked]:
     return read_lock(lock_path(on, python)) if on else []
 
 
-def constraints(pins: Pins) -> dict[str, str]:
+def constraints(pins: Pins, python: str) -> dict[str, str]:
     """The versions that the pins decide, by canonical package name.
 
     Args:
         pins: The pins.
+        python: ``X.Y``.
     """
     return {
-        "libtpu": pins.libtpu,
+        "libtpu": pins.libtpu_of.get(python, pins.libtpu),
         "torch-tpu": pins.torch_tpu.version,
         **{name: build.full for name, build in pins.cpu_builds.items()},
     }
@@ -433,12 +434,14 @@ def inputs_key(pins: Pins, flavour: str, python: str, reached: Iterable[str]) ->
     Raises:
         ForgeError: If the input or the table is bad.
     """
-    decided = constraints(pins)
+    decided = constraints(pins, python)
     parts = [_FORMAT, python, pins.platform, pins.cutoff.isoformat()]
     parts += sorted(str(requirement) for requirement in requirements(pins, flavour, python))
     parts += [f"{p.name}=={p.version} {p.sha256}" for p in base_packages(pins, flavour, python)]
     present = sorted(decided.keys() & set(reached))
     parts += [f"{name}=={decided[name]}" for name in present]
+    later = sorted(pins.later.keys() & set(reached))
+    parts += [f"{name} until {pins.later[name].isoformat()}" for name in later]
     for wheel in cpu_wheels(pins, python).values():
         if wheel.name in present:
             fields = metadata_fields(wheel.metadata)

@@ -19,13 +19,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lock.changes import held, pull_request
+from tpuforge.lock.changes import check_names, held, moment, pull_request, with_moments
 from tpuforge.lock.compatibility import PAGE, UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
 from tpuforge.lock.inputs import (
     base_packages,
     check_flavour,
+    constraints,
     cpu_wheels,
     existing,
     flavours,
@@ -57,7 +60,7 @@ from tpuforge.pins import PINS_FILE, Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
 
 _VERB = "lock"
-_CUTOFF = re.compile(r"^(cutoff = )\"[^\"]*\"$", re.MULTILINE)
+_DAY = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,9 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--upgrade",
         nargs="?",
         const="today",
-        metavar="DAY",
-        help="move the cutoff to the beginning of this day, YYYY-MM-DD in UTC (default: today), "
-        "resolve every lock, and print what changed as the text of a pull request",
+        action="append",
+        metavar="PACKAGE or DAY",
+        help="let a package (or several: a,b) take releases up to the beginning of a day, "
+        "YYYY-MM-DD in UTC (default: today), or all packages if none is named; resolve every lock "
+        "and print what changed as the text of a pull request",
     )
     arguments.add_argument(
         "--unguarded",
@@ -162,44 +167,95 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
 
 
 def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
-    """Move the cutoff and resolve every lock, or leave everything as it was."""
-    until = _midnight(options.upgrade)
-    if until <= pins.cutoff:
+    """Move the cutoff of all packages, or of some, and resolve every lock; or change nothing."""
+    words = [word.strip() for item in options.upgrade for word in item.split(",") if word.strip()]
+    days = sorted({word for word in words if word == "today" or _DAY.fullmatch(word)})
+    if len(days) > 1:
         raise ForgeError(
-            f"the cutoff {_moment(pins.cutoff)} is not before {_moment(until)}",
-            expected="a later day: a cutoff that goes back would hide releases that are locked",
-            mend="edit resolver.cutoff in lock/pins.toml by hand if you mean it",
+            f"{' and '.join(days)} are two days",
+            expected="one day for all packages that are named",
+            mend=f"./forge lock --upgrade {days[-1]}",
         )
+    until = _midnight(days[0] if days else "today")
     if options.flavour or options.python:
         raise ForgeError(
-            "one cutoff holds for every lock",
+            "an upgrade is of every lock, since flavours share packages",
             expected="--upgrade without --flavour and --python",
             mend="./forge lock --upgrade",
         )
-    text = PINS_FILE.read_text(encoding="utf-8")
-    moved, count = _CUTOFF.subn(rf'\g<1>"{_moment(until)}"', text)
-    if count != 1:
-        raise ForgeError(
-            f"{PINS_FILE.name} has {count} lines of the form cutoff = …",
-            expected="one",
-            mend=f"edit {PINS_FILE.name} by hand",
-        )
     before = held(existing(pins))
+    locked = {name for packages in before.values() for name in packages}
+    names = check_names(pins, [word for word in words if word not in days], locked)
+    late = [name for name in names if pins.later.get(name, pins.cutoff) >= until]
+    if late or (not names and until <= pins.cutoff):
+        whose = f"of {', '.join(late)} " if late else ""
+        held_at = max((pins.later.get(name, pins.cutoff) for name in late), default=pins.cutoff)
+        raise ForgeError(
+            f"the cutoff {whose}{moment(held_at)} is not before {moment(until)}",
+            expected="a later day: a cutoff that goes back would hide releases that are locked",
+            mend="edit [resolver] in lock/pins.toml by hand if you mean it",
+        )
+    if names:
+        cutoff, later = pins.cutoff, {**pins.later, **dict.fromkeys(names, until)}
+        title = f"Upgrade {', '.join(names)}"
+        means = (
+            f"For {', '.join(names)}, releases uploaded before {moment(until)} count; for the "
+            f"other packages the cutoff is the one before, {moment(cutoff)}."
+        )
+    else:
+        # who was upgraded alone waits no longer for the others
+        cutoff, later = until, {n: when for n, when in pins.later.items() if when > until}
+        title = f"Move the locks from {moment(pins.cutoff)} to {moment(until)}"
+        means = f"Releases uploaded before {moment(until)} count."
     kept = {path: path.read_bytes() for path in (*LOCK_DIR.iterdir(), PAGE) if path.is_file()}
     try:
-        write_atomic(PINS_FILE, moved)
+        write_atomic(PINS_FILE, with_moments(PINS_FILE.read_text(encoding="utf-8"), cutoff, later))
         outcome = _resolve_all(load(), options, progress)
+    except ForgeError as error:
+        _restore(kept)
+        raise _what_else_moves(pins, names, locked, error) from error
     except BaseException:
         # a cutoff without its locks would be worse than none: also when a person stops it
-        for path, data in kept.items():
-            if path.read_bytes() != data:
-                write_atomic(path, data)
+        _restore(kept)
         raise
-    words = pull_request(before, held(existing(pins)), _moment(pins.cutoff), _moment(until))
+    after = held(existing(pins))
+    if names and after == before:
+        # a moment that changes nothing would only have to be read by everyone
+        _restore(kept)
+        summary = f"{', '.join(names)} had no newer release that fits before {moment(until)}"
+        return Outcome("unchanged", summary, data=outcome.data)
+    words_of = pull_request(before, after, title, means)
     place = out_dir() / "lock" / "upgrade.md"
-    write_atomic(place, words)
-    summary = f"the cutoff is {_moment(until)}; the text above is in {place}"
-    return Outcome("done", summary, data=outcome.data | {"pull_request": words}, text=words)
+    write_atomic(place, words_of)
+    summary = f"{title[0].lower()}{title[1:]}: the text above is in {place}"
+    return Outcome("done", summary, data=outcome.data | {"pull_request": words_of}, text=words_of)
+
+
+def _restore(kept: Mapping[Path, bytes]) -> None:
+    for path, data in kept.items():
+        if path.read_bytes() != data:
+            write_atomic(path, data)
+
+
+def _what_else_moves(
+    pins: Pins, names: Sequence[str], locked: Collection[str], error: ForgeError
+) -> ForgeError:
+    """An upgrade of single packages that has no solution: name what stands in its way."""
+    if not names or "no solution" not in error.found:
+        return error
+    said = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*\w", error.found)}
+    others = sorted(
+        (said & set(locked)) - set(names) - constraints(pins, pins.default_python).keys()
+    )
+    if not others:
+        return error
+    return ForgeError(
+        error.found,
+        expected=f"releases of {', '.join(names)} that go with all others as they are locked",
+        mend=f"let what stands in the way move too: ./forge lock --upgrade "
+        f"{','.join(sorted({*names, *others}))}",
+        exit_code=error.exit_code,
+    )
 
 
 def _midnight(day: str) -> datetime:
@@ -211,19 +267,13 @@ def _midnight(day: str) -> datetime:
         found = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError as error:
         raise ForgeError(
-            f"{day!r} is no day",
-            expected="YYYY-MM-DD; one cutoff holds for all packages, so none can move alone",
-            mend="./forge lock --upgrade",
+            f"{day!r} is no day", expected="YYYY-MM-DD", mend="./forge lock --upgrade"
         ) from error
     if found > today:
         raise ForgeError(
             f"{day} has not begun", expected="a day in the past", mend="./forge lock --upgrade"
         )
     return found
-
-
-def _moment(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _unguarded(pins: Pins, progress: Progress) -> Outcome:

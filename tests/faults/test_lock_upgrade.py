@@ -1,0 +1,117 @@
+"""A package upgraded alone: what moves, what does not, and that it can be repeated."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lock_support import Checkout, Index, checkout, good_index
+from tpuforge.lockfile import read_lock
+
+AFTER = "2026-06-01T00:00:00Z"
+"""Between the cutoff of these tests, 2026-05-01, and today."""
+
+
+def index_with_news() -> Index:
+    """The good index, and what was uploaded after the cutoff."""
+    index = good_index()
+    index.add("alpha", "1.3", uploaded=AFTER)
+    index.add("filelock", "3.1", uploaded=AFTER)
+    return index
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Checkout:
+    """A checkout with an older cutoff, and its runtime and smoke locks from the good index."""
+    made = checkout(tmp_path, small=True)
+    for name in ("tools", *(path.stem for path in made.lock.glob("*.in"))):
+        if name != "runtime":
+            (made.lock / f"{name}.in").unlink(missing_ok=True)
+    (made.lock / "smoke.in").write_text("filelock\n", encoding="utf-8")
+    pins = made.lock / "pins.toml"
+    text = pins.read_text(encoding="utf-8")
+    pins.write_text(text.replace("2026-11-30T00:00:00Z", "2026-05-01T00:00:00Z"), encoding="utf-8")
+    with good_index() as index:
+        for flavour in ("runtime", "smoke"):
+            done = made.run("resolve", "--flavour", flavour, PIP_INDEX_URL=index.url)
+            assert done.returncode == 0, done.stderr
+    return made
+
+
+def held(made: Checkout) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in made.lock.iterdir()}
+
+
+def versions(made: Checkout) -> dict[str, str]:
+    return {package.name: package.version for package in read_lock(made.runtime)}
+
+
+def test_one_package_moves_alone_by_both_ways_and_again_and_then_joins_the_others(
+    own: Checkout,
+) -> None:
+    before, smoke = versions(own), (own.lock / "smoke-py311.txt").read_bytes()
+    with index_with_news() as index:
+        done = own.run("resolve", "--upgrade", "Alpha", PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        assert versions(own) == before | {"alpha": "1.3"}
+        assert (own.lock / "smoke-py311.txt").read_bytes() == smoke
+        assert "# Upgrade alpha" in done.stdout
+        assert "| alpha | 1.0 | 1.3 | ? → ? | torch-tpu > alpha | runtime-py311 |" in done.stdout
+        assert "1 packages changed in 2 locks" in done.stdout
+        pins = tomllib.loads((own.lock / "pins.toml").read_text(encoding="utf-8"))
+        assert pins["resolver"]["later"].keys() == {"alpha"}
+        assert pins["resolver"]["cutoff"] == "2026-05-01T00:00:00Z"
+        # whoever resolves from these pins later comes to the same bytes, whichever way
+        locks = held(own)
+        index.add("alpha", "1.4", uploaded=AFTER.replace("2026", "2096"))
+        for way in ("auto", "uv"):
+            again = own.run("resolve", "--way", way, PIP_INDEX_URL=index.url)
+            assert again.returncode == 0, again.stderr
+            assert "each the same to the byte" in again.stdout
+            assert held(own) == locks
+        # the cutoff of all passes the one of alpha: its own goes
+        done = own.run("resolve", "--upgrade", PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        assert versions(own) == before | {"alpha": "1.3", "filelock": "3.1"}
+    assert "later" not in (own.lock / "pins.toml").read_text(encoding="utf-8")
+
+
+def test_package_that_needs_another_says_which_and_both_move_together(own: Checkout) -> None:
+    before = held(own)
+    with index_with_news() as index:
+        index.pages["alpha"].pop()
+        index.add("alpha", "1.3", uploaded=AFTER, requires=("filelock>=3.1",))
+        index.add("torch-tpu", "0.2.0", "1-cp311-cp311-manylinux_2_31_x86_64", uploaded=AFTER)
+        (own.lock / "runtime.in").write_text(
+            "alpha>=1.0\nlibtpu\ntorch\ntorch-tpu\n", encoding="utf-8"
+        )
+        done = own.run("resolve", "--flavour", "runtime", PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        (own.lock / "runtime.in").write_text(
+            "alpha>1.0\nlibtpu\ntorch\ntorch-tpu\n", encoding="utf-8"
+        )
+        before = held(own)
+        refused = own.run("resolve", "--upgrade", "alpha", PIP_INDEX_URL=index.url)
+        assert refused.returncode == 1, refused.stderr
+        assert "./forge lock --upgrade alpha,filelock" in refused.stderr
+        assert held(own) == before
+        done = own.run("resolve", "--upgrade", "alpha,filelock", PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+    assert versions(own)["alpha"] == "1.3"
+    assert versions(own)["filelock"] == "3.1"
+
+
+def test_package_without_news_leaves_everything_as_it_was(own: Checkout) -> None:
+    before = held(own)
+    with index_with_news() as index:
+        done = own.run("resolve", "--upgrade", "torch-tpu", PIP_INDEX_URL=index.url)
+        assert done.returncode == 2
+        assert "edit torch_tpu.version in lock/pins.toml" in done.stderr
+        index.pages["alpha"].pop()
+        done = own.run("resolve", "--upgrade", "alpha", PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    assert "nothing to do" in done.stdout
+    assert "alpha had no newer release" in done.stdout
+    assert held(own) == before
