@@ -57,6 +57,8 @@ def checkout(folder: Path, *, lock: str | None = None, pins: str | None = None) 
     (folder / "lock" / "debian").mkdir(parents=True)
     original = (SRC.parent / "lock" / "pins.toml").read_text(encoding="utf-8")
     (folder / "lock" / "pins.toml").write_text(pins or original, encoding="utf-8")
+    for other in LOCK.parent.glob("*.lock"):
+        shutil.copy(other, folder / "lock" / "debian")
     target = folder / "lock" / "debian" / LOCK.name
     target.write_text(lock or LOCK.read_text(encoding="utf-8"), encoding="utf-8")
     return folder

@@ -63,6 +63,26 @@ def test_a_base_is_made_once_and_repaired_when_damaged(fetched: Path, tmp_path: 
     assert layer.read_bytes() != bytes(data)
 
 
+def test_two_sets_of_one_suite_live_side_by_side(fetched: Path, tmp_path: Path) -> None:
+    code, output = base(environment(ROOT, fetched), "--suite", "bookworm-builder", timeout=600)
+    assert code == 0, output
+    out = tmp_path / "out"
+    borrow_debs(fetched, out)
+    env = environment(ROOT, out, stand_in(tmp_path / "bin"), TPUFORGE_DEBIAN_MIRROR=DEAD)
+    for words in ((), ("--suite", "bookworm-builder")):
+        code, output = base(env, *words)
+        assert code == 0, output
+    # made again, the one whose name begins the other's leaves the other alone
+    (out / "base" / "bookworm.json").unlink()
+    code, output = base(env)
+    assert code == 0, output
+    code, output = base(env, "--suite", "bookworm-builder")
+    assert code == 0
+    assert "nothing to do" in output
+    folders = sorted(path.name[:-13] for path in (out / "base").iterdir() if path.is_dir())
+    assert folders == ["bookworm", "bookworm-builder"]
+
+
 def test_a_flipped_byte_in_a_package_is_never_used(fetched: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     borrow_debs(fetched, out)

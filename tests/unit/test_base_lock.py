@@ -30,6 +30,55 @@ def test_the_committed_lock_is_the_one_of_the_pins() -> None:
     assert {deb.name for deb in lock.debs} >= {"libc6", "python3", "usr-is-merged"}
 
 
+def test_every_set_of_the_pins_has_its_lock_and_a_further_set_holds_the_suites_own() -> None:
+    pins = load()
+    locks = {}
+    for label, suite in pins.debian.items():
+        path = LOCK.with_name(f"{label}.lock")
+        locks[label] = read_deb_lock(path)
+        check_asked(locks[label], suite, path)
+    assert {path.stem for path in LOCK.parent.glob("*.lock")} == set(pins.debian)
+    assert pins.debian["bookworm-builder"].name == "bookworm"
+    # one state of Debian in both: what is built in one is at home in the other
+    assert set(locks["bookworm"].debs) < set(locks["bookworm-builder"].debs)
+    assert "git" in {deb.name for deb in locks["bookworm-builder"].debs}
+    assert "git" not in {deb.name for deb in locks["bookworm"].debs}
+
+
+BUILDER = "[debian.bookworm.builder]\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (f"{BUILDER}packages = [", f'{BUILDER}packages = ["python3", ', "has not already"),
+        (f"{BUILDER}packages = [", f"{BUILDER}package = [", "packages is missing"),
+        (BUILDER, f"{BUILDER}colour = 1\n", "debian.bookworm.builder.colour is an unknown key"),
+        (BUILDER, f"colour = 1\n{BUILDER}", "debian.bookworm.colour is 1"),
+        ('"3.11" = "bookworm"', '"3.11" = "bookworm-builder"', "a table [debian.bookworm-builder]"),
+    ],
+)
+def test_a_set_that_makes_no_sense_is_refused(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    text = (LOCK.parents[1] / "pins.toml").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    (tmp_path / "pins.toml").write_text(text.replace(old, new))
+    with pytest.raises(ForgeError) as caught:
+        load(tmp_path / "pins.toml")
+    assert said in f"{caught.value.found} {caught.value.expected}"
+    assert caught.value.exit_code == Exit.FAULT
+
+
+def test_the_lock_of_a_further_set_is_stale_on_its_own(tmp_path: Path) -> None:
+    pins = (LOCK.parents[1] / "pins.toml").read_text(encoding="utf-8")
+    root = checkout(tmp_path / "tree", pins=pins.replace('["git", "patch", ', '["git", "file", '))
+    code, output = base(environment(root, tmp_path / "out"), "--suite", "bookworm-builder")
+    assert code == 1
+    assert "bookworm-builder.lock is stale" in output
+    assert "(+file -patch)" in output
+
+
 def test_a_lock_reads_back_as_it_was_written(tmp_path: Path) -> None:
     debs = [Deb("login", "1:4.13+dfsg1-1", "amd64", ZERO), Deb("debconf", "1.5.82", "all", ZERO)]
     write_deb_lock(tmp_path / "x.lock", Suite("bookworm", ("login",)), debs)
