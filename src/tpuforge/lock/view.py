@@ -114,14 +114,6 @@ class View:
             )
         best = min(fitting, key=_preference)
         if best.get("yanked"):
-            # pip takes a yanked release where another package demands just that one; uv does not
-            raise ForgeError(
-                f"{name} {version} was yanked by its makers",
-                expected="releases that their makers stand by",
-                mend=f"give what demands {name} {version} another range in the input",
-                exit_code=Exit.FAULT,
-            )
-        if best.get("yanked"):
             raise ForgeError(
                 f"{name} {version} was yanked: those who made it say not to use it",
                 expected="a release that is not yanked",
