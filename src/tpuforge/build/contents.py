@@ -29,10 +29,10 @@ _LARGEST = 16 << 30
 _LOOK = 256
 """Bytes before and after a finding that are looked at."""
 
-# Where compilers run: homes, and the folders of Bazel. The first two count at the start of a
-# path only, since "google/internal/home/foyer" is the name of a package.
-_ABSOLUTE = (b"/home/", b"/root/")
-_ANYWHERE = (b"/execroot/", b"/_bazel_")
+# Where compilers run: homes, and the folders of Bazel. The homes count at the start of a path
+# only, since "google/internal/home/foyer" is the name of a package.
+_HOMES = (b"/home/", b"/root/")
+_BAZEL = (b"/execroot/", b"/_bazel_")
 _IN_PATH = re.compile(rb"[\w.+~$}/-]")
 _PATH_END = re.compile(rb"[\w.+~@%=/-]+")
 # Bazel's output folders are called CPU-MODE, with a suffix for each further configuration
@@ -158,7 +158,7 @@ def _read_one(
     advance: Callable[[int], None],
 ) -> None:
     digest = hashlib.sha256()
-    search = _Search()
+    search = _Search(extension=not PurePosixPath(member.name).name.startswith("lib"))
     kept = bytearray()
     head = source.read(_CHUNK)
     is_elf = head.startswith(elf.MAGIC)
@@ -211,9 +211,14 @@ def _asked(name: str) -> tuple[str, ...]:
 
 
 class _Search:
-    """Looks for traces of the build in a stream of bytes, chunk by chunk."""
+    """Looks for traces of the build in a stream of bytes, chunk by chunk.
 
-    def __init__(self) -> None:
+    Args:
+        extension: Whether it may be an extension module, which tells the Python it is for.
+    """
+
+    def __init__(self, *, extension: bool) -> None:
+        self._extension = extension
         self.build_paths: set[str] = set()
         self.modes: set[str] = set()
         self.pythons: set[str] = set()
@@ -238,15 +243,17 @@ class _Search:
         self._rest = b""
 
     def _search(self, data: bytes, start: int, stop: int) -> None:
-        for word in _ABSOLUTE + _ANYWHERE:
+        for word in _HOMES + _BAZEL:
             for place in _places(data, word, start, stop):
                 inside = place > 0 and _IN_PATH.match(data, place - 1)
-                if word in _ANYWHERE or not inside:
+                if word in _BAZEL or not inside:
                     self._note(data, place)
         for place in _places(data, b"/bin/", start, stop):
             found = _OUTPUT.search(data[max(0, place - _LOOK) : place])
             if found:
                 self.modes.add(found[1].decode())
+        if not self._extension:
+            return  # a quarter of the time of a large library
         if not self.compares:
             self.compares = data.find(_COMPARES, start, stop + len(_COMPARES)) >= 0
         for place in _places(data, b"\x003.", start, stop):

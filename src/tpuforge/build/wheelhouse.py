@@ -493,7 +493,8 @@ def _fetch_all(
     sizes = {wanted: path.stat().st_size for wanted, path in present.items()}
     total = sum(sizes.values())
     brought = sum(place["bytes"] for place in report.fetched.values())
-    summary = f"{len(wheels)} wheels, {size(total)}, all digests verified"
+    plural = "s" if len(wheels) > 1 else ""
+    summary = f"{len(wheels)} wheel{plural}, {size(total)}, all digests verified"
     if missing:
         ways = ", ".join(
             f"{count['files']} from {_KINDS[kind]}"
