@@ -68,13 +68,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_the_documented_line(capsys: pytest.CaptureFixture[str], out: Path) -> None:
     words = words_of(dry_run(capsys, "--python", "3.12", "--suffix", ".dev20261130"))
-    assert words[:4] == [
+    assert words[:5] == [
         "bazelisk",
         "--nosystem_rc",
         "--nohome_rc",
         f"--output_user_root={out}/bazel/root",
+        "--max_idle_secs=300",
     ]
-    assert words[4:7] == ["build", "--config=wheel_common", "--config=no_rbe"]
+    assert words[5:8] == ["build", "--config=wheel_common", "--config=no_rbe"]
     assert words.index(f"--disk_cache={out}/bazel/disk") > words.index("--config=no_rbe")
     assert words.index(f"--repository_cache={out}/bazel/repository") > words.index(
         "--config=no_rbe"

@@ -18,15 +18,14 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import tarfile
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpuforge import pins as pins_module
+from tpuforge.build.leftovers import end_all, servers, undisturbed
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import atomic_file, exclusive, out_dir, read_json, sha256_file, write_json
@@ -317,7 +316,7 @@ def _said_by(version: str, known: Mapping[str, str], work: Path) -> str:
 
 
 def end_server(startup: Sequence[str], source: Path, work: Path, env: Mapping[str, str]) -> None:
-    """Ask Bazel's server to go; end it by its process id if it does not.
+    """Ask Bazel's server to go; end it and what it runs if it does not.
 
     Ending the client leaves the server, which is in a session of its own, with the build.
 
@@ -328,39 +327,17 @@ def end_server(startup: Sequence[str], source: Path, work: Path, env: Mapping[st
         work: Folder for everything that Bazel keeps.
         env: Bazel's environment.
     """
-    servers = list((work / "root").glob("*/server/server.pid.txt"))
-    if not servers:
-        return
-    if startup:
-        with contextlib.suppress(ForgeError):
-            run(
-                [startup[0], "--noblock_for_lock", *startup[1:], "shutdown"],
-                timeout=_SHUTDOWN_TIMEOUT_S,
-                env=env,
-                cwd=source,
-                check=False,
-            )
-    for file in servers:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            process = _server(file)
-            if process is None:
-                break
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-            deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S / 4
-            while _server(file) is not None and time.monotonic() < deadline:
-                time.sleep(0.05)
-
-
-def _server(file: Path) -> int | None:
-    """The running server that a pid file speaks of, if its command line names its folder."""
-    base = str(file.parent.parent)
-    try:
-        process = int(file.read_text().strip())
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return None
-    return process if any(os.fsencode(base) in word for word in words) else None
+    with undisturbed():
+        if startup and servers(work):
+            with contextlib.suppress(ForgeError):
+                run(
+                    [startup[0], "--noblock_for_lock", *startup[1:], "shutdown"],
+                    timeout=_SHUTDOWN_TIMEOUT_S,
+                    env=env,
+                    cwd=source,
+                    check=False,
+                )
+        end_all(work)
 
 
 def _native(path: Path) -> bool:

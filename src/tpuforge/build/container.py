@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpuforge.build.leftovers import undisturbed
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_text
@@ -253,7 +254,8 @@ def running(builder: Builder, work: Path) -> Iterator[str]:
     try:
         yield name
     finally:
-        _end(builder, name)
+        with undisturbed():
+            _end(builder, name)
 
 
 def _end(builder: Builder, container: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from tpuforge.build import container
 from tpuforge.build.bazelisk import Tool, end_server
 from tpuforge.build.checkout import TARGET
+from tpuforge.build.leftovers import MAX_IDLE_S, guarded
 from tpuforge.errors import ForgeError
 from tpuforge.process import redact
 
@@ -118,6 +119,7 @@ class Plan:
             "--nosystem_rc",
             "--nohome_rc",
             f"--output_user_root={self.work / 'root'}",
+            f"--max_idle_secs={MAX_IDLE_S}",
         ]
 
 
@@ -227,10 +229,11 @@ class Host:
         startup = self._plan.startup(str(self.tool.path))
         # the work folder is ours alone now
         end_server(startup, self._source, self._plan.work, self.env)
-        try:
-            yield
-        finally:
-            end_server(startup, self._source, self._plan.work, self.env)
+        with guarded(self._plan.work, self._plan.events):
+            try:
+                yield
+            finally:
+                end_server(startup, self._source, self._plan.work, self.env)
 
     def words(self, line: Sequence[str]) -> list[str]:
         """What has to be run so that a Bazelisk line runs here."""
@@ -288,9 +291,14 @@ class Container(Host):
         One that a killed build on the host left is ended first: it would answer on the loopback.
         """
         end_server([], self._source, self._plan.work, self.env)
-        with container.running(self._builder, self._plan.work) as name:
-            self._container = name
-            yield
+        try:
+            with container.running(self._builder, self._plan.work) as name:
+                self._container = name
+                removal = [*self._builder.client, "rm", "--force", "--volumes", name]
+                with guarded(self._plan.work, self._plan.events, removal):
+                    yield
+        finally:
+            end_server([], self._source, self._plan.work, self.env)
 
     def words(self, line: Sequence[str]) -> list[str]:
         """The client's line around a Bazelisk line."""

@@ -46,6 +46,7 @@ from tpuforge.build.bazelisk import (
 )
 from tpuforge.build.checkout import TARGET, Checkout
 from tpuforge.build.events import Built, Follower, describe, explain, read_events
+from tpuforge.build.leftovers import LOCK
 from tpuforge.build.line import PORTS, Container, Host, Plan, command, parse_remote
 from tpuforge.build.normalise import normalise
 from tpuforge.console import Progress, duration, size
@@ -130,7 +131,7 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan.work.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         # in the folder itself, since two checkouts may share it
-        lock = str(plan.work / ".lock")
+        lock = str(plan.work / LOCK)
         stack.enter_context(exclusive(lock, lambda who: progress.note(f"waiting for {who}")))
         _make_folders(plan)
         stack.callback(plan.events.unlink, missing_ok=True)
@@ -383,9 +384,9 @@ def _run_bazel(settled: _Settled, python: str) -> _Build:
     plan.events.unlink(missing_ok=True)
     follower = Follower(plan.events, progress.detail)
     started = datetime.now(UTC)
-    follower.start()
     try:
         with progress.step(f"building the wheel for Python {python}"):
+            follower.start()
             done = run(
                 place.words(line),
                 timeout=plan.limit_s,
