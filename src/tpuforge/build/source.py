@@ -24,7 +24,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,7 +132,7 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
     with contextlib.ExitStack() as stack:
         # in the folder itself, since two checkouts may share it
         lock = str(plan.work / LOCK)
-        stack.enter_context(exclusive(lock, lambda who: progress.note(f"waiting for {who}")))
+        stack.enter_context(exclusive(lock, on_wait=_waiting(progress)))
         _make_folders(plan)
         stack.callback(plan.events.unlink, missing_ok=True)
         source = _source(this)
@@ -366,13 +366,19 @@ def _all(
     failed: dict[str, ForgeError] = {}
     for python in pythons:
         try:
-            records.append(_keep(settled, _run_bazel(settled, python)))
+            made = _run_bazel(settled, python)
+            with exclusive("wheels", on_wait=_waiting(settled.run.progress)):
+                records.append(_keep(settled, made))
         except ForgeError as error:
             if len(pythons) == 1 or not settled.run.plan.keep_going:
                 raise
             settled.run.progress.note(f"Python {python}: {error.found}", loud=True)
             failed[python] = error
     return records, failed
+
+
+def _waiting(progress: Progress) -> Callable[[str], None]:
+    return lambda who: progress.note(f"waiting for {who}")
 
 
 def _run_bazel(settled: _Settled, python: str) -> _Build:
@@ -437,6 +443,8 @@ def _keep(settled: _Settled, one: _Build) -> dict[str, Any]:
     path = _path_of(uri, one.python, settled.suffix)
     folder = out_dir() / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
+    for left_by_a_killed_run in folder.glob(".kept-*"):
+        shutil.rmtree(left_by_a_killed_run, ignore_errors=True)
     final = folder / path.name
     before = sha256_file(final) if final.is_file() else None
     epoch = settled.source.epoch or pins.epoch
