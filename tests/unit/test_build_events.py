@@ -21,6 +21,7 @@ from tpuforge.build.events import (
     Built,
     Cause,
     Follower,
+    cache_trouble,
     describe,
     explain,
     read_events,
@@ -315,3 +316,28 @@ def test_the_end_of_the_file_is_not_missed(tmp_path: Path) -> None:
     events(tmp_path / "events.json", bad)
     follower.stop()
     assert shown[-1] == "starting Bazel; 1 failed: //a:b"
+
+
+@pytest.mark.parametrize(
+    ("output", "trouble"),
+    [
+        # Bazel 2.1.0
+        ("WARNING: Reading from Remote Cache:\n401 Unauthorized\nINFO: x", "401 Unauthorized"),
+        ("WARNING: Writing to Remote Cache:\n403 Forbidden\n", "403 Forbidden"),
+        # Bazel 7.7.1
+        ("INFO: y\nWARNING: Remote Cache: 401 Unauthorized\n", "401 Unauthorized"),
+        (
+            "WARNING: Remote Cache: 3 errors during bulk transfer:\n"
+            "com.google.devtools.build.lib.remote.http.HttpException: 503 Service Unavailable\n",
+            "503 Service Unavailable",
+        ),
+        (
+            "WARNING: Remote Cache: Connection refused (connect failed): /127.0.0.1:41675",
+            "Connection refused (connect failed): /127.0.0.1:41675",
+        ),
+        ("INFO: 12 processes: 11 remote cache hit, 1 internal.\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_cache_that_is_of_no_use(output: str, trouble: str) -> None:
+    assert cache_trouble(output) == trouble

@@ -82,6 +82,11 @@ _NO_BAZEL = re.compile(
     r"|unable to find Bazel",
     re.IGNORECASE,
 )
+_CACHE_TROUBLE = re.compile(
+    r"^WARNING: (?:Reading from |Writing to )?Remote Cache:[ \t]*(?:\d+ errors[^\n]*)?\n?"
+    r"(?:com\.google[\w.]+: )?([^\n]+)$",
+    re.MULTILINE,
+)
 _SERVER_DIED = re.compile(r"Server (?:terminated abruptly|crashed)[^\n]*")
 
 
@@ -410,6 +415,21 @@ def describe(built: Built, cause: Cause, output: str = "") -> str:
     head = f"{failure.label} failed" + (f" ({', '.join(facts)}{more})" if facts else more)
     said = failure.stderr or "(it wrote nothing)"
     return f"{head}\n{said}\nlikely cause: {cause.found}"
+
+
+def cache_trouble(output: str) -> str:
+    """Why a remote cache was of no use to a build that may have ended well without it.
+
+    Bazel only warns, and builds everything here: a wrong password makes hours out of minutes.
+
+    Args:
+        output: What Bazel wrote.
+
+    Returns:
+        The first complaint, such as ``401 Unauthorized``; empty if there was none.
+    """
+    found = _CACHE_TROUBLE.search(output)
+    return redact(found[1].strip())[:_LINE_CHARS] if found else ""
 
 
 def _ending(code: int | None) -> str:
