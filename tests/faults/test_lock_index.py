@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -12,8 +14,11 @@ import pytest
 
 from lock_support import Checkout, Index, checkout, good_index, wheel_bytes
 from tpuforge.lockfile import read_digests, read_lock
+from tpuforge.pins import load
 
 RUNTIME = ("--flavour", "runtime")
+WAYS = ["auto", "uv"]
+"""auto is pip-tools wherever Python 3.11 is at hand."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,7 @@ def test_lock_holds_one_file_for_the_target_and_names_no_host(locked: Checkout) 
     assert {name: p.version for name, p in packages.items()} == {
         "alpha": "1.0",  # 1.1 is yanked, 1.2 was uploaded after the cutoff
         "filelock": "3.0",
-        "libtpu": "0.0.50",  # the pins', not the newest
+        "libtpu": "0.0.52",  # the pins', not the newest
         "torch": "2.13.0+cpu",
         "torch-tpu": "0.2.0",
     }
@@ -173,6 +178,160 @@ def test_poisoned_settings_change_no_byte(own: Checkout, tmp_path: Path) -> None
         assert poison.asked == []
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_same_release_on_two_indexes_gets_the_file_of_the_main_one(
+    own: Checkout, tmp_path: Path, way: str
+) -> None:
+    before = own.runtime.read_bytes()
+    own.runtime.unlink()  # nothing to compare with: the digests are learnt anew
+    links = tmp_path / "links"
+    links.mkdir()
+    with good_index() as index, Index() as other:
+        for name, entries in index.pages.items():
+            for entry in entries:
+                release, tag = entry["filename"].removesuffix(".whl").split("-", 2)[1:]
+                digest = other.add(name, release, tag, mark="never; sys_platform == 'never'")
+                assert digest != entry["hashes"]["sha256"]
+        assert other.files.keys() == index.files.keys()
+        for file, data in other.files.items():
+            (links / file).write_bytes(data)
+        pip = tmp_path / "pip.conf"
+        pip.write_text(
+            f"[global]\nindex-url = {index.url}\nextra-index-url = {other.url}\n"
+            f"find-links = {links}\n",
+            encoding="utf-8",
+        )
+        uv = tmp_path / "uv.toml"
+        uv.write_text(
+            f'find-links = ["{links}"]\n[[index]]\nname = "other"\nurl = "{other.url}"\n',
+            encoding="utf-8",
+        )
+        env = {"PIP_CONFIG_FILE": str(pip), "UV_CONFIG_FILE": str(uv)}
+        env |= dict.fromkeys(("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"), other.url)
+        env |= dict.fromkeys(("PIP_FIND_LINKS", "UV_FIND_LINKS"), str(links))
+        env |= {"UV_DEFAULT_INDEX": other.url, "UV_INDEX_STRATEGY": "unsafe-best-match"}
+        done = own.run("resolve", *RUNTIME, "--way", way, **env)
+    assert done.returncode == 0, done.stderr
+    assert own.runtime.read_bytes() == before
+    assert other.asked == []
+    result = json.loads((own.root / "out" / "results" / "lock.json").read_text(encoding="utf-8"))
+    if way == "uv" or sys.version_info[:2] == (3, 11):
+        assert result["data"]["locks"][0]["way"] == ("uv" if way == "uv" else "pip-tools")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_odd_release_gets_its_right_file(own: Checkout, way: str) -> None:
+    own.runtime.unlink()
+    here = "sys_platform == 'linux' and platform_machine == 'x86_64' and os_name == 'posix'"
+    markers = {
+        "here": f"{here} and implementation_name == 'cpython'",
+        "now": "python_version >= '3.11' and python_full_version < '3.12'",
+        "mac": "sys_platform == 'darwin'",
+        "windows": "os_name == 'nt' or platform_system == 'Windows'",
+        "arm": "platform_machine == 'aarch64'",
+        "pypy": "platform_python_implementation == 'PyPy'",
+        "later": "python_version >= '3.12'",
+        "extra": "extra == 'never'",
+    }
+    inputs = ("built", "libtpu", "lower", "odd", "partly", "torch", "torch-tpu")
+    (own.lock / "runtime.in").write_text("\n".join(inputs) + "\n", encoding="utf-8")
+    cp311 = "cp311-cp311-manylinux_2_28_x86_64"
+    never = "sys_platform == 'never'"
+    with good_index() as index:
+        builds = {
+            # the mark makes the bytes of each build its own
+            number: index.add("built", "1.0", f"{number}-py3-none-any", mark=f"b{number}; {never}")
+            for number in ("2", "10", "9")
+        }
+        index.add("built", "1.0")
+        right = {"built": ("1.0", builds["10"]), "lower": ("1.5", index.add("lower", "1.5"))}
+        index.add("lower", "1.4")
+        index.add("lower", "2.0", yanked=True)
+        index.add("partly", "1.0", cp311, yanked=True)
+        right["partly"] = ("1.0", index.add("partly", "1.0"))
+        index.add("odd", "1.0", requires=tuple(f"{n}; {m}" for n, m in markers.items()))
+        for name in markers:
+            index.add(name, "1.0")
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    locked = {p.name: (p.version, p.sha256) for p in read_lock(own.runtime)}
+    assert {name: locked[name] for name in right} == right
+    assert locked.keys() & markers.keys() == {"here", "now"}
+
+
+def test_markers_are_read_for_a_python_that_is_not_there(own: Checkout) -> None:
+    (own.lock / "smoke.in").write_text("odd\n", encoding="utf-8")
+    with good_index() as index:
+        needs = ("now; python_version >= '3.14'", "then; python_version < '3.14'")
+        index.add("odd", "1.0", "cp311-cp311-manylinux_2_28_x86_64", requires=("then",))
+        digest = index.add("odd", "1.0", "cp314-cp314-manylinux_2_28_x86_64", requires=needs)
+        index.add("now", "1.0")
+        index.add("then", "1.0")
+        words = ("--flavour", "smoke", "--python", "3.14", "--way", "uv")
+        done = own.run("resolve", *words, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    locked = {p.name: p.sha256 for p in read_lock(own.lock / "smoke-py314.txt")}
+    assert locked.keys() == {"odd", "now"}
+    assert locked["odd"] == digest
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_local_version_never_stands_for_a_release_of_the_pins(own: Checkout, way: str) -> None:
+    before = own.runtime.read_bytes()
+    own.runtime.unlink()
+    with good_index() as index:
+        # by PEP 440 it satisfies the pin, and is higher
+        index.add("libtpu", f"{load().libtpu}+other", "cp311-cp311-manylinux_2_31_x86_64")
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+    if done.returncode == 0:
+        assert own.runtime.read_bytes() == before
+    else:
+        assert done.returncode == 1, done.stderr
+        assert "libtpu" in done.stderr
+        assert f"{load().libtpu}+other" in done.stderr
+        assert not own.runtime.exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_yanked_release_is_refused_even_if_a_package_demands_it(own: Checkout, way: str) -> None:
+    own.runtime.unlink()
+    (own.lock / "runtime.in").write_text("beta\nlibtpu\ntorch\ntorch-tpu\n", encoding="utf-8")
+    with good_index() as index:
+        index.add("beta", "1.0", requires=("alpha==1.1",))
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
+    assert done.returncode == 1, done.stderr
+    assert "alpha" in done.stderr
+    assert "yanked" in done.stderr
+    assert not own.runtime.exists()
+
+
+@pytest.mark.parametrize("kind", ["md5", "sha512"])
+def test_digest_of_another_kind_alone_is_refused(own: Checkout, kind: str) -> None:
+    own.runtime.unlink()
+    with good_index() as index:
+        (entry,) = index.pages["filelock"]
+        data = index.files[entry["filename"]]
+        entry["hashes"] = {kind: hashlib.new(kind, data).hexdigest()}
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode == 1, done.stderr
+    assert "no SHA-256" in done.stderr
+    assert "filelock" in done.stderr
+    assert not own.runtime.exists()
+
+
+def test_wrong_digest_of_another_kind_makes_no_wrong_lock(own: Checkout) -> None:
+    before = own.runtime.read_bytes()
+    own.runtime.unlink()
+    with good_index() as index:
+        index.pages["filelock"][0]["hashes"] |= {"sha512": "ab" * 64, "md5": "cd" * 16}
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode in (0, 1), done.stderr
+    if done.returncode == 0:
+        assert own.runtime.read_bytes() == before
+    else:
+        assert not own.runtime.exists()
+
+
 def test_another_index_cannot_rewrite_a_lock(own: Checkout) -> None:
     before = own.runtime.read_bytes()
     confusing, tampering = good_index(), good_index()
@@ -202,9 +361,13 @@ def test_another_index_cannot_rewrite_a_lock(own: Checkout) -> None:
     assert "alpha==99.0" in own.runtime.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("apart", [True, False], ids=["metadata apart", "metadata in the wheel"])
+@pytest.mark.parametrize(
+    ("apart", "way"),
+    [(True, "auto"), (True, "uv"), (False, "auto")],
+    ids=["metadata apart", "metadata apart, uv", "metadata in the wheel"],
+)
 def test_listed_file_that_is_missing_or_other_never_enters_a_lock(
-    own: Checkout, apart: bool
+    own: Checkout, apart: bool, way: str
 ) -> None:
     own.runtime.unlink()
     with good_index() as index:
@@ -215,13 +378,13 @@ def test_listed_file_that_is_missing_or_other_never_enters_a_lock(
             metadata = b"Metadata-Version: 2.1\nName: filelock\nVersion: 3.0\n"
             index.files[f"{file}.metadata"] = metadata
         right = index.files.pop(file)
-        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
         assert done.returncode == 2, done.stderr
         assert "lists a file that is not there" in done.stderr
         assert file in done.stderr
         assert not own.runtime.exists()
         index.files[file] = right + b" "
-        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        done = own.run("resolve", *RUNTIME, "--way", way, PIP_INDEX_URL=index.url)
         assert done.returncode == 1, done.stderr
         assert "serves other bytes than it lists" in done.stderr
         assert not own.runtime.exists()
@@ -323,9 +486,10 @@ def test_check_finds_what_the_index_has_and_the_lock_has_not(own: Checkout) -> N
     assert "[fresh]" in done.stdout
 
 
-def test_lock_is_the_same_from_an_index_without_digests(own: Checkout) -> None:
+def test_index_without_digests_cannot_be_used(own: Checkout) -> None:
     before = own.runtime.read_bytes()
     with good_index(digests=False) as index:
         done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "an index that lists digests" in done.stderr
     assert own.runtime.read_bytes() == before
