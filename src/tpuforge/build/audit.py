@@ -281,19 +281,17 @@ def measure_pjrt(wheel: Path, name: str) -> str:
     Returns:
         Such as ``0.116``; or the last line of what went wrong.
     """
-    with tempfile.TemporaryDirectory(prefix=".audit-", dir=out_dir()) as folder:
-        place = Path(folder) / "plugin.so"
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(name) as source,
-            place.open("wb") as target,
-        ):
-            shutil.copyfileobj(source, target, 1 << 20)
+    with tempfile.TemporaryFile(dir=out_dir()) as copy:
+        with zipfile.ZipFile(wheel) as archive, archive.open(name) as source:
+            shutil.copyfileobj(source, copy, 1 << 20)
+        copy.flush()
         try:
             done = run(
-                [sys.executable, "-c", _PJRT, place],
+                # a file without a name, which is gone when the last process that has it ends
+                [sys.executable, "-c", _PJRT, "/proc/self/fd/0"],
                 timeout=_LOAD_LIMIT_S,
-                env=clean_env(**_QUIET, TPU_LOG_DIR=folder),
+                env=clean_env(**_QUIET),
+                stdin=copy.fileno(),
                 check=False,
                 doing=f"loading {name}",
             )
