@@ -380,7 +380,9 @@ def _together(
     """
     stop = threading.Event()
     board = _Board(progress, len(chosen))
-    held = {target: read_lock(lock_path(*target)) for target in existing(pins)}
+    held = {
+        target: read_lock(lock_path(*target)) for target in chosen if lock_path(*target).exists()
+    }
     expect = {package.name for packages in held.values() for package in packages}
     done: dict[tuple[str, str], dict[str, object]] = {}
     with (
