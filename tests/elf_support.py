@@ -313,7 +313,7 @@ def torch_tpu_wheel() -> WheelFixture:
     return made
 
 
-def libtpu_wheel(version: str = "0.0.50") -> WheelFixture:
+def libtpu_wheel(version: str = "0.0.7") -> WheelFixture:
     """A wheel of libtpu in small: its library exports what a PJRT plugin does, without code."""
     made = WheelFixture(name="libtpu", version=version)
     made.files = {

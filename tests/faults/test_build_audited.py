@@ -26,7 +26,7 @@ def test_a_wheel_is_audited_once(checkout: Checkout) -> None:
     source = ["--source", str(checkout.wheels)]
     done = checkout.run(*source)
     assert done.returncode == 0, done.stderr
-    assert "audited: libtpu 0.0.52: no error" in done.stdout
+    assert "audited: libtpu 0.0.7: no error" in done.stdout
     assert f"auditing {wheel.name}" in done.stderr
     record = json.loads((checkout.out / "results" / "fetch_wheel.json").read_text())
     (audit,) = record["data"]["audits"]
@@ -37,7 +37,7 @@ def test_a_wheel_is_audited_once(checkout: Checkout) -> None:
 
     done = checkout.run(*source)
     assert "nothing to do" in done.stdout
-    assert "audited: libtpu 0.0.52: no error" in done.stdout
+    assert "audited: libtpu 0.0.7: no error" in done.stdout
     assert "auditing" not in done.stderr
 
     # a lost memory is made again, and says so
@@ -54,7 +54,7 @@ def test_a_locked_wheel_that_is_not_what_it_says_is_refused(checkout: Checkout) 
     for _ in range(2):
         done = checkout.run("--source", str(checkout.wheels))
         assert done.returncode == 1
-        assert "libtpu-0.0.52-cp311-cp311-manylinux_2_31_x86_64.whl: 1 error" in done.stderr
+        assert "libtpu-0.0.7-cp311-cp311-manylinux_2_31_x86_64.whl: 1 error" in done.stderr
         assert "error libtpu: libtpu/libtpu.so is missing" in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -70,7 +70,7 @@ def test_what_came_is_audited_and_kept_when_another_wheel_cannot_be_had(
     assert done.returncode == 2
     assert "1 of 7 wheels are missing" in done.stderr
     assert torch.name in done.stderr
-    assert "what came is kept; audited: libtpu 0.0.52: no error" in done.stderr
+    assert "what came is kept; audited: libtpu 0.0.7: no error" in done.stderr
     assert checkout.place(wheel).exists()
 
     done = checkout.run("--offline", "--source", str(checkout.wheels), "--only", "libtpu")

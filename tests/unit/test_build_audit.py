@@ -28,7 +28,8 @@ from elf_support import (
     xla_base,
 )
 from tpuforge.build import audit, contents
-from tpuforge.build.rules import RULES, Severity
+from tpuforge.build.findings import Severity
+from tpuforge.build.rules import RULES
 from tpuforge.console import Progress
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,11 +24,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from tpuforge import pins as pins_module
-from tpuforge.build import contents as contents_module
-from tpuforge.build import elf as elf_module
-from tpuforge.build import rules as rules_module
-from tpuforge.build.contents import read
-from tpuforge.build.rules import LIBTPU, RULES, TORCH_TPU, Finding, Severity, Subject, UnjudgedError
+from tpuforge.build.findings import LIBTPU, TORCH_TPU, Finding, Severity
 from tpuforge.console import Progress, error_console, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import read_lock
@@ -210,6 +206,10 @@ def audit(
         ForgeError: If there is no such file.
         OSError: If it cannot be read, or there is no space for its largest file in ``out``.
     """
+    # loaded here: a run that remembers its audits has no use for the rules and the ELF reader
+    from tpuforge.build.contents import read  # noqa: PLC0415
+    from tpuforge.build.rules import RULES, Subject, UnjudgedError  # noqa: PLC0415
+
     if not wheel.is_file():
         raise ForgeError(
             f"{wheel} is not a file", expected="a wheel", mend="name a file that ends in .whl"
@@ -306,9 +306,9 @@ def measure_pjrt(wheel: Path, name: str) -> str:
 @cache
 def _rules_digest() -> str:
     """A digest of the rules and readers: remembered audits end when one of them changes."""
-    modules = (rules_module, contents_module, elf_module)
-    files = [Path(module.__file__) for module in modules if module.__file__]
-    return sha256_text(*(sha256_file(file) for file in (*files, Path(__file__))))
+    here = Path(__file__)
+    parts = ("findings", "rules", "contents", "elf")
+    return sha256_text(*(sha256_file(here.with_stem(part)) for part in (*parts, here.stem)))
 
 
 def remembered(

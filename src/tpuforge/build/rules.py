@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from email.message import Message
 from email.parser import Parser
-from enum import StrEnum
 from pathlib import PurePosixPath
 from posixpath import normpath
 
@@ -36,10 +35,8 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.build.contents import Contents, Member, module_of
+from tpuforge.build.findings import LIBTPU, TORCH_TPU, Finding, Severity
 from tpuforge.console import size
-
-TORCH_TPU = "torch-tpu"
-LIBTPU = "libtpu"
 
 _AGAIN = "fetch the wheel again, by its digest, or build it again"
 _BUILD = "build it as upstream documents: forge build_wheel"
@@ -109,36 +106,6 @@ _FOREIGN = re.compile(
 )
 _CUDA = re.compile(r"nvidia-.+|cuda-.+|cupy.*|triton|pytorch-triton.*")
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice)([._-].*)?", re.IGNORECASE)
-
-
-class Severity(StrEnum):
-    """How bad a finding is."""
-
-    ERROR = "error"
-    """The wheel is not what it says, or does not work."""
-    WARNING = "warning"
-    """It works, and somebody should mend it."""
-    NOTE = "note"
-    """Worth knowing."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that a rule found.
-
-    Attributes:
-        rule: The rule's id.
-        severity: How bad it is.
-        what: What was found.
-        expected: What was expected instead.
-        remedy: What mends it.
-    """
-
-    rule: str
-    severity: Severity
-    what: str
-    expected: str
-    remedy: str
 
 
 class UnjudgedError(Exception):
