@@ -1,0 +1,68 @@
+"""``build_wheel --remote cache=URL`` with a real Bazel and an HTTP cache on the loopback.
+
+Real services (nginx, BuildGrid) are used by ``./forge tests remote``; see tests/remote.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bazel_support import get_bazel
+from build_support import Checkout, free_port, make_checkout
+from remote_support import FOR_OLD_BAZEL, build, make_workspace, serve_cache
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return make_checkout(tmp_path_factory.mktemp("remote") / "checkout")
+
+
+def test_a_remote_cache_gives_the_same_wheel(checkout: Checkout) -> None:
+    actions = make_workspace(checkout.root / "workspace", FOR_OLD_BAZEL)
+    bazel = get_bazel(checkout.root)
+    local = build(checkout, bazel)
+    assert (local.cached, local.remote) == (0, 0)
+    with serve_cache() as cache:
+        first = build(checkout, bazel, "--remote", f"cache={cache.url}")
+        assert first.cached == 0
+        assert (cache.actions(cache.puts), cache.hits) == (actions, [])
+        # packed at another moment, and the same once normalised
+        assert first.made_sha256 != local.made_sha256
+        assert first.sha256 == local.sha256
+
+        uploaded = len(cache.puts)
+        again = build(checkout, bazel, "--remote", f"cache={cache.url}")
+        assert again.cached == actions
+        assert cache.actions(cache.hits) == actions
+        assert len(cache.puts) == uploaded
+        assert (again.made_sha256, again.sha256) == (first.made_sha256, local.sha256)
+        parameters = again.statement["predicate"]["buildDefinition"]["externalParameters"]
+        assert parameters["remote"] == {"kind": "cache", "service": cache.url}
+
+        cache.status = 401
+        refused = build(checkout, bazel, "--remote", f"cache={cache.url}")
+        assert (refused.cached, refused.sha256) == (0, local.sha256)
+        assert "401" in refused.said
+    dead = f"http://127.0.0.1:{free_port()}"
+    gone = checkout.run(
+        *("--source", str(checkout.root / "workspace"), "--bazel", str(bazel)),
+        *("--where", "host", "--remote", f"cache={dead}"),
+        module="tpuforge.build.source",
+        timeout=60,
+    )
+    # the preflight tells it before Bazel runs
+    assert gone.returncode == 2
+    assert "127.0.0.1" in gone.stderr
+
+
+def test_credentials_in_the_address_are_refused(checkout: Checkout) -> None:
+    done = checkout.run(
+        "--remote",
+        "cache=http://me:hunter2-hunter2@127.0.0.1:1/",
+        module="tpuforge.build.source",
+    )
+    assert done.returncode == 2
+    assert "holds credentials" in done.stderr
+    written = [path.read_bytes() for path in checkout.out.rglob("*") if path.is_file()]
+    assert not any(b"hunter2" in text for text in [*written, done.stdout.encode()])
+    assert "hunter2" not in done.stderr
