@@ -21,7 +21,7 @@ build:no_rbe --remote_executor=
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    return make_checkout(tmp_path_factory.mktemp("refusals") / "my forge 家")
+    return make_checkout(tmp_path_factory.mktemp("refusals") / "forge家")
 
 
 def workspace(folder: Path, rc: str = RC) -> Path:

@@ -35,7 +35,7 @@ def git(folder: Path, *words: str) -> str:
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
     """A repository with a tag, an annotated tag and a branch."""
-    folder = tmp_path / "up stream"
+    folder = tmp_path / "upstream-家"
     (folder / "ci" / "wheel").mkdir(parents=True)
     (folder / "ci" / "wheel" / "BUILD").write_text("# the wheel\n")
     (folder / "MODULE.bazel").touch()
@@ -169,6 +169,11 @@ def test_a_dirty_folder_is_refused_unless_asked(upstream: Path) -> None:
     assert not made.verified
     assert made.changes == (" M MODULE.bazel", "?? new file", "!! user.bazelrc")
     assert made.described == f"commit {made.commit} with 3 changes: unverified"
+
+
+def test_a_folder_that_bazel_cannot_work_in(upstream: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="there is a space in it"):
+        local(str(upstream.rename(tmp_path / "up stream")), UPSTREAM)
 
 
 def test_a_folder_that_is_no_git_checkout(upstream: Path, tmp_path: Path) -> None:

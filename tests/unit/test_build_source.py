@@ -39,7 +39,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     """A folder that looks like a checkout of TorchTPU."""
-    folder = tmp_path / "my source"
+    folder = tmp_path / "my-source"
     (folder / "ci" / "wheel").mkdir(parents=True)
     (folder / "ci" / "wheel" / "BUILD").touch()
     (folder / "MODULE.bazel").touch()
@@ -94,6 +94,11 @@ def test_a_release_has_an_empty_suffix(capsys: pytest.CaptureFixture[str]) -> No
         # upstream's configuration means 200 jobs and --keep_going for its own executor
         assert "--jobs=auto" in words
         assert "--nokeep_going" in words
+
+
+def test_a_cache_folder_that_bazel_cannot_work_in(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "--cache", "/my cache", "--dry-run")
+    assert "Bazel cannot work in /my cache: there is a space in it" in said
 
 
 def test_every_python_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,12 @@ def local(given: str, upstream: Upstream, *, allow_dirty: bool = False) -> Check
     mend = f"{clone}, then: forge build_wheel --source SOURCE"
     if not source.is_dir():
         raise ForgeError(f"{source}: no such folder", expected="a checkout of TorchTPU", mend=mend)
+    if " " in str(source):
+        raise ForgeError(
+            f"Bazel cannot work in {source}: there is a space in it",
+            expected="a folder without one",
+            mend="rename or move it",
+        )
     _require_target(source, mend)
     commit = _commit_of(source)
     if commit is None:

@@ -45,14 +45,14 @@ from tpuforge.build.bazelisk import (
     wanted_bazel,
 )
 from tpuforge.build.checkout import TARGET, Checkout
-from tpuforge.build.events import Built, Follower, describe, explain, read_events
+from tpuforge.build.events import Built, Follower, cache_trouble, describe, explain, read_events
 from tpuforge.build.leftovers import LOCK
 from tpuforge.build.line import PORTS, Container, Host, Plan, command, parse_remote
 from tpuforge.build.normalise import normalise
 from tpuforge.console import Progress, duration, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import exclusive, out_dir, read_json, sha256_file, write_atomic, write_json
-from tpuforge.pins import Pins
+from tpuforge.pins import Pins, Upstream
 from tpuforge.process import Completed, run
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -99,6 +99,7 @@ class _Build:
     built: Built
     started: datetime
     finished: datetime
+    cache_trouble: str
 
 
 def build(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -125,6 +126,12 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
         limit_s=options.limit_hours * 3600,
         configs=tuple(options.config),
     )
+    if " " in str(plan.work):
+        raise ForgeError(
+            f"Bazel cannot work in {plan.work}: there is a space in it",
+            expected="a folder for its caches without one",
+            mend="name another: --cache DIR",
+        )
     this = _Run(options, pins, plan, _where(options.where), progress)
     if options.dry_run:
         return _dry_run(this, pythons)
@@ -409,7 +416,10 @@ def _run_bazel(settled: _Settled, python: str) -> _Build:
     built = read_events(plan.events)
     plan.events.unlink(missing_ok=True)
     _judge(done, built, log)
-    return _Build(python, line, built, started, datetime.now(UTC))
+    trouble = cache_trouble(done.output)
+    if trouble:
+        progress.note(f"the remote cache was of no use: {trouble}", loud=True)
+    return _Build(python, line, built, started, datetime.now(UTC), trouble)
 
 
 def _judge(done: Completed, built: Built, log: Path) -> None:
@@ -490,6 +500,7 @@ def _keep(settled: _Settled, one: _Build) -> dict[str, Any]:
         "unchanged": before == digest,
         "audit": report.verdict,
         "actions": one.built.actions.text,
+        "cache_trouble": one.cache_trouble,
         "bazel_seconds": round((one.finished - one.started).total_seconds(), 3),
         "line": settled.place.shown(one.line),
     }
@@ -535,11 +546,13 @@ def _statement(
     pin, upstream = settled.run.pins.bazelisk, settled.run.pins.upstream
     pinned = place.tool.sha256 == pin.sha256
     made, digest = digests
+    # a Bazelisk of the user's own is told by its digest alone
+    own = {"$BAZELISK": place.tool.path} if place.tool.path.is_absolute() else {}
     return statement.Build(
         wheel=name,
         sha256=digest,
         source=statement.Source(
-            repository=source.repository or upstream.repository,
+            repository=_public_name(source, upstream),
             ref=source.ref,
             commit=source.commit,
             dirty=source.dirty,
@@ -564,10 +577,19 @@ def _statement(
         suffix=settled.suffix or None,
         epoch=epoch,
         environment=place.env,
-        folders={"$SOURCE": source.path, "$CACHE": plan.work},
+        folders={"$SOURCE": source.path, "$CACHE": plan.work, "$OUT": out_dir(), **own},
         image=place.image,
         made_sha256=made,
     )
+
+
+def _public_name(source: Checkout, upstream: Upstream) -> str:
+    """Where others find a source: an address, or only the name of a folder that they cannot see."""
+    if source.repository is not None and checkout.host_of(source.repository) is not None:
+        return source.repository
+    if source.verified and source.commit == upstream.commit:
+        return upstream.repository
+    return f"file:{urllib.parse.quote(Path(source.repository or source.path).name)}"
 
 
 def _outcome(
@@ -596,6 +618,8 @@ def _outcome(
         notes.append(f"Bazelisk is not the pinned one: SHA-256 {place.tool.sha256}.")
     if bazel.known != "pinned":
         notes.append(f"Bazel {bazel.version} is not pinned ({bazel.known}): {bazel.sha256}.")
+    troubles = dict.fromkeys(one["cache_trouble"] for one in records if one["cache_trouble"])
+    notes += [f"The remote cache was of no use: {trouble}." for trouble in troubles]
     total = sum(one["bytes"] for one in records)
     single = records[0] if len(records) == 1 else None
     return Outcome(
