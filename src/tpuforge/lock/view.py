@@ -26,7 +26,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
@@ -124,9 +124,18 @@ class View:
         text = self._get(
             who, f"{python}/files/{name}/{digest}/{best['filename']}.metadata"
         ).decode()
+        metadata = _metadata(text)
+        said = metadata.get("name", ""), metadata.get("version", "")
+        if (canonicalize_name(said[0]), _version(said[1])) != (name, wanted):
+            raise ForgeError(
+                f"the metadata of {best['filename']} is of {' '.join(said)}",
+                expected=f"{name} {version}",
+                mend="rm -r out/lock/cache; if it stays so, the index is wrong",
+                exit_code=Exit.FAULT,
+            )
         uploaded = str(best["upload-time"])[:19] + "Z"
         listed = Listed(best.get("size"), uploaded, best["filename"])
-        return Chosen(name, version, digest, listed, _metadata(text))
+        return Chosen(name, version, digest, listed, metadata)
 
     def _get(self, who: str, path: str) -> bytes:
         try:

@@ -1,0 +1,118 @@
+"""What a damaged cache, and a run that was stopped, may and may not do to a lock."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from lock_support import Checkout, checkout, good_index
+
+RUNTIME = ("--flavour", "runtime")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Checkout:
+    """A checkout whose runtime lock was written from the good index, with its cache."""
+    made = checkout(tmp_path, small=True)
+    with good_index() as index:
+        done = made.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def entries(made: Checkout) -> list[Path]:
+    return [
+        p for p in (made.root / "out" / "lock" / "cache" / "metadata").rglob("*") if p.is_file()
+    ]
+
+
+def signed(data: bytes) -> bytes:
+    """A cache entry whose first line fits: the work of somebody who knows the form."""
+    return hashlib.sha256(data).hexdigest().encode() + b"\n" + data
+
+
+def test_metadata_is_read_once_and_a_damaged_entry_is_read_again(own: Checkout) -> None:
+    before = own.runtime.read_bytes()
+    with good_index() as index:
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        assert not [path for path in index.asked if path.startswith("/files/")]
+        good = {path: path.read_bytes() for path in entries(own)}
+        assert len(good) == 4
+        for number, (path, data) in enumerate(good.items()):
+            path.write_bytes(
+                (b"", data[:-1], b"\xff\xfe\x00", data.replace(b"Name", b"Nane"))[number]
+            )
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        assert len({path for path in index.asked if path.startswith("/files/")}) == 4
+    assert own.runtime.read_bytes() == before
+    assert {path: path.read_bytes() for path in good} == good
+
+
+def test_forged_metadata_cannot_change_a_lock_nor_bring_a_digest_into_one(own: Checkout) -> None:
+    before = own.runtime.read_bytes()
+    with good_index() as index:
+        index.add("beta", "1.0")
+        (alpha,) = [path for path in entries(own) if b"Name: alpha" in path.read_bytes()]
+        lie = b"Metadata-Version: 2.1\nName: alpha\nVersion: 1.0\nRequires-Dist: beta\n"
+        alpha.write_bytes(signed(lie))
+        # the inputs are the same and the result is not
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 1, done.stderr
+        assert "beta 1.0 is missing from the lock" in done.stderr
+        assert own.runtime.read_bytes() == before
+        # another package's metadata: the page says which file it is
+        alpha.write_bytes(signed(lie.replace(b"Name: alpha", b"Name: gamma")))
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 1, done.stderr
+        assert "is of gamma 1.0" in done.stderr
+        assert own.runtime.read_bytes() == before
+        # an index that says what its metadata is leaves no room for the lie
+        wheel = next(e for e in index.pages["alpha"] if e["hashes"]["sha256"] == alpha.name)
+        told = b"Metadata-Version: 2.1\nName: alpha\nVersion: 1.0\n"
+        wheel["core-metadata"] = {"sha256": hashlib.sha256(told).hexdigest()}
+        index.files[f"{wheel['filename']}.metadata"] = told
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
+        assert own.runtime.read_bytes() == before
+        # and metadata other than it says is refused
+        alpha.unlink()
+        index.files[f"{wheel['filename']}.metadata"] = lie
+        done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
+        assert done.returncode == 1, done.stderr
+        assert "serves other bytes than it lists" in done.stderr
+    assert own.runtime.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_run_ends_its_children_and_writes_nothing(own: Checkout, number: int) -> None:
+    before = {path: path.read_bytes() for path in own.lock.iterdir()}
+    for path in entries(own):
+        path.unlink()
+    with good_index() as index:
+        index.hold.set()
+        (own.lock / "smoke.in").write_text("alpha\n", encoding="utf-8")
+        before[own.lock / "smoke.in"] = b"alpha\n"
+        words = ("--flavour", "smoke", "--python", "all")
+        running = own.start("resolve", *words, PIP_INDEX_URL=index.url)
+        deadline = time.monotonic() + 60
+        while not [path for path in index.asked if path.startswith("/files/")]:
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+        index.hold.clear()
+    assert running.returncode == 130, errors
+    assert "interrupted" in errors
+    assert {path: path.read_bytes() for path in own.lock.iterdir()} == before
+    place = str(own.root)
+    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert not [line for line in shown.stdout.splitlines() if place in line]
+    assert not list((own.root / "out" / "lock").glob("work-*"))
