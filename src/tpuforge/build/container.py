@@ -33,8 +33,11 @@ BAZELISK = "bazelisk"
 _LABEL = "io.tpuforge.build"
 _BAKE_S = 1800.0
 _ASK_S = 60.0
+_GRACE_S = 60.0
 # Bazel's server is given this long to end by itself; the container's end would cut it short
 _STOP_S = 10
+# which engine, which folders, and how npm reaches its registry: the user's own choices
+_PASSED_ON = ("DOCKER_", "TPUFORGE_", "NODE_EXTRA_CA_CERTS")
 # of the host's environment, what has another meaning inside
 _HOSTS_OWN = ("HOME", "PATH", "USER", "LOGNAME", "TMPDIR")
 # variables whose values are paths of this host
@@ -95,7 +98,7 @@ def find_builder(progress: Progress) -> Builder:
         passed = {
             name: value
             for name, value in os.environ.items()
-            if name.startswith(("DOCKER_", "TPUFORGE_")) or name.lower().startswith("npm_config_")
+            if name.startswith(_PASSED_ON) or name.lower().startswith("npm_config_")
         }
         done = run(
             [sys.executable, "-m", "tpuforge.images.bake", "--image", IMAGE, "--json"],
@@ -188,7 +191,8 @@ def command(
         work: Folder for everything that Bazel keeps.
         env: Bazel's environment on the host. Values that are the user's own, such as a proxy with
             its password, are handed over by name, so they stand in no line.
-        limit_s: Seconds after which the container ends by itself, whoever has started it.
+        limit_s: Seconds that the build may take. Its caller ends it then; a minute later the
+            container ends by itself, in case the caller is no longer there.
         files: Further files that the line names, such as credentials; they are mounted read-only,
             and so are those that ``env`` names: certificates, a Bazel.
 
@@ -220,7 +224,8 @@ def command(
         words += ["--env", key if os.environ.get(key) == value else f"{key}={value}"]
     words += ["--workdir", str(source), builder.digest]
     # its signals go to its whole group: to Bazelisk alone they would be swallowed
-    return [*words, "timeout", "--kill-after=30", f"{limit_s:.0f}", BAZELISK, *line[1:]]
+    limit = f"{limit_s + _GRACE_S:.0f}"
+    return [*words, "timeout", "--kill-after=30", limit, BAZELISK, *line[1:]]
 
 
 def environment(builder: Builder, env: Mapping[str, str]) -> dict[str, str]:
