@@ -11,7 +11,6 @@ import functools
 import hashlib
 import http.server
 import json
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ import pytest
 from bazel_support import (
     BAZEL_FILE,
     BAZEL_SHA256,
-    GOOD,
     MODULE,
     ON_HOST,
     WHEEL,
@@ -33,9 +31,8 @@ from bazel_support import (
     get_bazel,
     left_running,
     make_workspace,
-    set_command,
 )
-from build_support import Checkout, kill, make_checkout, sha256, wait_for
+from build_support import Checkout, make_checkout, sha256
 
 SUFFIX = ".dev20261130123456"
 
@@ -160,31 +157,6 @@ def test_a_source_without_the_target(checkout: Checkout, workspace: Path, bazel:
     assert done.returncode == 1
     assert "torch_tpu_wheel" in done.stderr
     assert "Bazel ended with exit code 1" in done.stderr
-
-
-def test_interrupted_then_killed_then_again(
-    checkout: Checkout, workspace: Path, bazel: Path
-) -> None:
-    mark = checkout.root / "begun"
-    set_command(workspace, f"touch '{mark}'; sleep 97; {GOOD}")
-    command = [*arguments(workspace, bazel)]
-    child = checkout.start(*command, module=MODULE)
-    wait_for(mark.exists, 120)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 130
-    assert "interrupted" in err
-    assert left_running(checkout) == []
-    assert list((checkout.out / "bazel" / "run").iterdir()) == []
-    mark.unlink()
-    child = checkout.start(*command, module=MODULE)
-    wait_for(mark.exists, 120)
-    kill(child)
-    set_command(workspace, GOOD)
-    done = checkout.run(*command, module=MODULE, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "nothing to do" in done.stdout
-    assert left_running(checkout) == []
 
 
 @contextlib.contextmanager

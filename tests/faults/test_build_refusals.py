@@ -12,6 +12,7 @@ from build_support import Checkout, free_port, make_checkout
 from tpuforge.build.checkout import TARGET
 
 MODULE = "tpuforge.build.source"
+ON_HOST = ("--where", "host")
 RC = """
 build:wheel_common --//:wheel_build=True
 build:wheel_common --remote_executor=grpc://127.0.0.1:1
@@ -112,7 +113,9 @@ def test_an_unsupported_python(checkout: Checkout) -> None:
 
 def test_no_bazelisk_and_no_npm(checkout: Checkout, tmp_path: Path) -> None:
     source = workspace(tmp_path / "source")
-    done = checkout.run("--source", str(source), module=MODULE, env={"PATH": str(tmp_path)})
+    done = checkout.run(
+        "--source", str(source), *ON_HOST, module=MODULE, env={"PATH": str(tmp_path)}
+    )
     assert done.returncode == 2
     assert "there is no Bazelisk, and no npm to get it with" in done.stderr
     assert "forge build_wheel --bazelisk PATH" in done.stderr
@@ -132,7 +135,7 @@ def test_a_bazelisk_that_has_no_bazel(checkout: Checkout, tmp_path: Path) -> Non
     source = workspace(tmp_path / "source")
     for program in ("/bin/true", "/bin/false"):
         native = str(Path(program).resolve())
-        done = checkout.run("--source", str(source), "--bazelisk", native, module=MODULE)
+        done = checkout.run("--source", str(source), *ON_HOST, "--bazelisk", native, module=MODULE)
         assert done.returncode == 2
         assert "there is no Bazel 7.7.1: exit code" in done.stderr
     assert not (checkout.out / "wheels").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -33,6 +34,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
     # nothing is asked outside this machine
     monkeypatch.setattr(source_module.preflight, "_unreachable", lambda hosts: {})
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(source_module, "_DOCKER_SOCKET", tmp_path / "docker.sock")
     return tmp_path / "out"
 
 
@@ -264,10 +267,26 @@ def test_the_figures_are_part_of_a_dry_run(
     assert "no git checkout" in str(made["source"])
 
 
-def test_the_image_where_one_was_baked(capsys: pytest.CaptureFixture[str], out: Path) -> None:
+def test_the_image_where_there_is_an_engine(
+    capsys: pytest.CaptureFixture[str],
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare = os.environ["PATH"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{bare}")
     assert dry_run(capsys)["where"] == "host"
-    (out / "images" / "builder").mkdir(parents=True)
-    (out / "images" / "builder" / "image.json").write_text("{}")
+    (tmp_path / "docker.sock").touch()
+    assert dry_run(capsys)["where"] == "container"
+    (tmp_path / "docker.sock").unlink()
+    monkeypatch.setenv("DOCKER_HOST", "unix:///x")
+    assert dry_run(capsys)["where"] == "container"
+    monkeypatch.delenv("DOCKER_HOST")
+    # a private one that tpuforge set up
+    (out / "engine").mkdir(parents=True)
+    (out / "engine" / "engine.json").write_text("{}")
     assert dry_run(capsys)["where"] == "container"
     assert dry_run(capsys, "--where", "host")["where"] == "host"
 

@@ -60,6 +60,7 @@ VERB = "build_wheel"
 
 _BAZEL_LIMIT_S = 900.0
 _TIME_OF_COMMIT = ".devYYYYMMDDHHMMSS"
+_DOCKER_SOCKET = Path("/var/run/docker.sock")
 _SUFFIX = re.compile(r"\.(?:dev|post)\d+")
 
 
@@ -170,12 +171,15 @@ def _pythons(given: Sequence[str] | None, pins: Pins) -> list[str]:
 
 
 def _where(given: str | None) -> str:
-    """The builder image where there is one or an engine that was used before, else this host."""
+    """The builder image, where there is an engine that the user may talk to; else this host."""
     if given is not None:
         return given
     records = (f"images/{container.IMAGE}/image.json", "engine/engine.json")
-    known = any(read_json(out_dir() / record) is not None for record in records)
-    return "container" if known else "host"
+    if any(read_json(out_dir() / record) is not None for record in records):
+        return "container"
+    docker = shutil.which("docker") is not None
+    allowed = "DOCKER_HOST" in os.environ or os.access(_DOCKER_SOCKET, os.W_OK)
+    return "container" if docker and allowed else "host"
 
 
 def _make_folders(plan: Plan) -> None:
@@ -713,7 +717,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument(
         "--where",
         choices=("host", "container"),
-        help="build here or in the builder image (the image, where an engine was used before)",
+        help="build here or in the builder image (the image, where there is an engine)",
     )
     arguments.add_argument("--cache", metavar="DIR", help="keep what Bazel keeps here (out/bazel)")
     arguments.add_argument("--bazelisk", metavar="PATH", help="the native Bazelisk to run")
