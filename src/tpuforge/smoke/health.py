@@ -267,6 +267,9 @@ def _show(health: dict[str, Any], subject: container.Subject) -> None:
         )
     columns = ("tier", "verdict", "checks", "time", "peak memory", "")
     print_table(columns, rows, title=f"{subject.reference}  {subject.digest[:19]}")
+    facts = health.get("image")
+    if isinstance(facts, dict) and facts.get("overlay"):
+        print(f"\ntorch_tpu is a wheel that was given to the bake: {facts['overlay']}")
     failed = [check for check in health["checks"] if check["status"] == "failed"]
     for check in failed:
         word = "warning" if check.get("severity") == "warning" else "failed"
