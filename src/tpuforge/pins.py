@@ -127,12 +127,14 @@ class Bazelisk:
         npm: The npm package that ships it.
         file: The binary's name in that package.
         sha256: The binary's digest, 64 hex digits.
+        release: Where the same file is among the releases of its project.
     """
 
     version: str
     npm: str
     file: str
     sha256: str
+    release: str
 
 
 @dataclass(frozen=True)
@@ -424,14 +426,16 @@ def _debian(table: _Table) -> dict[str, Suite]:
 
 
 def _bazelisk(table: _Table) -> Bazelisk:
-    return table.ended(
-        Bazelisk(
-            table.version("version"),
-            table.text("npm"),
-            table.text("file"),
-            table.text("sha256", _HEX64),
-        )
+    made = Bazelisk(
+        table.version("version"),
+        table.text("npm"),
+        table.text("file"),
+        table.text("sha256", _HEX64),
+        table.text("release", re.compile(r"https://\S+")),
     )
+    if made.version not in made.release:
+        raise table.bad("release", made.release, f"the address of {made.version}")
+    return table.ended(made)
 
 
 def _bazel(table: _Table) -> dict[str, str]:
