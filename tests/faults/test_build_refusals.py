@@ -113,11 +113,15 @@ def test_an_unsupported_python(checkout: Checkout) -> None:
 
 def test_no_bazelisk_and_no_npm(checkout: Checkout, tmp_path: Path) -> None:
     source = workspace(tmp_path / "source")
+    pins = checkout.root / "lock" / "pins.toml"
+    text = pins.read_text()
+    pins.write_text(text.replace('release = "https://github.com', 'release = "https://127.0.0.1:1'))
     done = checkout.run(
         "--source", str(source), *ON_HOST, module=MODULE, env={"PATH": str(tmp_path)}
     )
+    pins.write_text(text)
     assert done.returncode == 2
-    assert "there is no Bazelisk, and no npm to get it with" in done.stderr
+    assert "there is no Bazelisk, and it cannot be had: npm is not installed; " in done.stderr
     assert "forge build_wheel --bazelisk PATH" in done.stderr
 
 

@@ -6,10 +6,12 @@ import hashlib
 import json
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from build_support import Index, serve
 from tpuforge import pins as pins_module
 from tpuforge.build.bazelisk import (
     Bazel,
@@ -22,6 +24,7 @@ from tpuforge.build.bazelisk import (
 from tpuforge.errors import Exit, ForgeError
 
 PINS = pins_module.load()
+UNREACHABLE = replace(PINS.bazelisk, release="https://127.0.0.1:1/bazelisk")
 
 
 @pytest.fixture(autouse=True)
@@ -37,18 +40,18 @@ def test_a_script_is_not_bazelisk(path: Path, tmp_path: Path) -> None:
     script.chmod(0o755)
     with pytest.raises(ForgeError, match="not a native program"):
         find_bazelisk(str(script), PINS.bazelisk, tmp_path)
-    # and the one on PATH is passed over, which leaves npm, which is not there
-    with pytest.raises(ForgeError, match="no npm"):
-        find_bazelisk(None, PINS.bazelisk, tmp_path)
+    # and the one on PATH is passed over, which leaves npm and the release
+    with pytest.raises(ForgeError, match="npm is not installed; https://"):
+        find_bazelisk(None, UNREACHABLE, tmp_path)
 
 
 def test_one_on_path_is_taken_only_if_it_is_the_pinned_one(path: Path, tmp_path: Path) -> None:
     program = path / "bazelisk"
     shutil.copy(Path("/bin/true").resolve(), program)
-    with pytest.raises(ForgeError, match="no npm"):
-        find_bazelisk(None, PINS.bazelisk, tmp_path)
+    with pytest.raises(ForgeError, match="it cannot be had"):
+        find_bazelisk(None, UNREACHABLE, tmp_path)
     digest = hashlib.sha256(program.read_bytes()).hexdigest()
-    pin = pins_module.Bazelisk("1.0", "x", "y", digest)
+    pin = replace(UNREACHABLE, sha256=digest)
     assert find_bazelisk(None, pin, tmp_path).origin == "PATH"
     given = find_bazelisk(str(program), PINS.bazelisk, tmp_path)
     assert (given.origin, given.sha256) == ("given", digest)
@@ -64,6 +67,28 @@ def test_a_tampered_fetched_one_is_refused_every_time(tmp_path: Path) -> None:
             find_bazelisk(None, pin, tmp_path)
         assert caught.value.exit_code == Exit.FAULT
         assert pin.sha256 in caught.value.expected
+
+
+def test_without_npm_it_comes_from_its_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    index = Index(files={"bazelisk": b"\x7fELF of Bazelisk"})
+    digest = hashlib.sha256(index.files["bazelisk"]).hexdigest()
+    with serve(index) as running:
+        pin = replace(PINS.bazelisk, sha256=digest, release=f"{running.url}/files/bazelisk")
+        tool = find_bazelisk(None, pin, tmp_path / "work")
+        assert tool.path.read_bytes() == index.files["bazelisk"]
+        assert tool.path.stat().st_mode & 0o111
+        wrong = replace(pin, sha256="0" * 64)
+        with pytest.raises(ForgeError, match="has") as caught:
+            find_bazelisk(None, wrong, tmp_path / "other")
+        assert caught.value.exit_code == Exit.FAULT
+        gone = replace(pin, release=f"{running.url}/files/gone")
+        with pytest.raises(ForgeError, match=r"npm is not installed; http.*404") as caught:
+            find_bazelisk(None, gone, tmp_path / "other")
+        assert caught.value.exit_code == Exit.CANNOT
+    assert [one for one in (tmp_path / "other").rglob("*") if one.is_file()] == []
 
 
 def test_an_npm_package_with_another_binary_leaves_nothing(

@@ -20,11 +20,19 @@ import shlex
 import shutil
 import tarfile
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpuforge import pins as pins_module
+from tpuforge.build.download import (
+    Access,
+    RefusedError,
+    UnreachableError,
+    Web,
+    WrongBytesError,
+)
 from tpuforge.build.leftovers import end_all, servers, undisturbed
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
@@ -48,6 +56,8 @@ _VERSION_FILES = {
 _SAID = re.compile(r"^bazel (\S+)", re.MULTILINE)
 # how npm reaches its registry, beside its files under HOME
 _NPM_ACCESS = ("NODE_EXTRA_CA_CERTS",)
+# what may name the certificates that this machine trusts
+_BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 @dataclass(frozen=True)
@@ -349,40 +359,13 @@ def _native(path: Path) -> bool:
 
 
 def _fetch_bazelisk(pin: Bazelisk, path: Path) -> None:
-    """Get the pinned binary out of its npm package; nothing stays unless the digest agrees."""
-    if shutil.which("npm") is None:
-        raise ForgeError(
-            "there is no Bazelisk, and no npm to get it with",
-            expected=f"bazelisk on PATH, or npm, which has it as {pin.npm}@{pin.version}",
-            mend="install npm or Bazelisk, or: forge build_wheel --bazelisk PATH",
-        )
-    env = clean_env()
-    env |= {
-        key: value
-        for key, value in os.environ.items()
-        if key in _NPM_ACCESS or key.lower().startswith("npm_config_")
-    }
+    """Get the pinned binary, from npm or from its project; nothing stays but the right bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".npm-", dir=path.parent) as name:
-        run(
-            ["npm", "pack", "--silent", "--ignore-scripts", f"{pin.npm}@{pin.version}"],
-            timeout=_NPM_TIMEOUT_S,
-            env=env,
-            cwd=Path(name),
-            doing=f"getting {pin.npm}@{pin.version} with npm",
-            mend="check the network and npm config list, or: forge build_wheel --bazelisk PATH",
-        )
+    tried = []
+    for way in (_from_npm, _from_release):
         try:
-            (package,) = Path(name).glob("*.tgz")
-            with (
-                tarfile.open(package) as tar,
-                atomic_file(path, mode=0o755) as temporary,
-            ):
-                member = tar.extractfile(f"package/{pin.file}")
-                if member is None:
-                    raise KeyError(pin.file)
-                with temporary.open("wb") as target:
-                    shutil.copyfileobj(member, target)
+            with atomic_file(path, mode=0o755) as temporary:
+                way(pin, temporary)
                 found = sha256_file(temporary)
                 if found != pin.sha256:
                     raise ForgeError(
@@ -391,12 +374,66 @@ def _fetch_bazelisk(pin: Bazelisk, path: Path) -> None:
                         mend="do not use it; look at who changed what: the package or the pin",
                         exit_code=Exit.FAULT,
                     )
+        except ForgeError as error:
+            if error.exit_code == Exit.FAULT:
+                raise
+            tried.append(error.found)
+        else:
+            return
+    raise ForgeError(
+        "there is no Bazelisk, and it cannot be had: " + "; ".join(tried),
+        expected=f"Bazelisk {pin.version} with the digest in lock/pins.toml",
+        mend=f"put that file at {path}; or check the network and npm config list; or name another"
+        " Bazelisk: forge build_wheel --bazelisk PATH",
+    )
+
+
+def _from_npm(pin: Bazelisk, target: Path) -> None:
+    """The binary out of its npm package, from the registry that npm is set up for."""
+    if shutil.which("npm") is None:
+        raise ForgeError("npm is not installed")
+    env = clean_env()
+    env |= {
+        key: value
+        for key, value in os.environ.items()
+        if key in _NPM_ACCESS or key.lower().startswith("npm_config_")
+    }
+    with tempfile.TemporaryDirectory(prefix=".npm-", dir=target.parent) as name:
+        run(
+            ["npm", "pack", "--silent", "--ignore-scripts", f"{pin.npm}@{pin.version}"],
+            timeout=_NPM_TIMEOUT_S,
+            env=env,
+            cwd=Path(name),
+            doing=f"getting {pin.npm}@{pin.version} with npm",
+        )
+        try:
+            (package,) = Path(name).glob("*.tgz")
+            with tarfile.open(package) as tar:
+                member = tar.extractfile(f"package/{pin.file}")
+                if member is None:
+                    raise KeyError(pin.file)
+                with target.open("wb") as file:
+                    shutil.copyfileobj(member, file)
         except (KeyError, ValueError, tarfile.TarError) as error:
-            raise ForgeError(
-                f"the npm package {pin.npm}@{pin.version} has no {pin.file}: {error}",
-                expected="the package that lock/pins.toml names",
-                mend="forge build_wheel --bazelisk PATH",
-            ) from error
+            raise ForgeError(f"{pin.npm}@{pin.version} has no {pin.file}: {error}") from error
+
+
+def _from_release(pin: Bazelisk, target: Path) -> None:
+    """The binary as its project releases it."""
+    certificates = next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
+    try:
+        Web(Access(certificates=certificates)).download(
+            pin.release, target, pin.sha256, on_bytes=lambda _: None, stop=threading.Event()
+        )
+    except (UnreachableError, RefusedError) as error:
+        raise ForgeError(f"{pin.release}: {error}") from error
+    except WrongBytesError as error:
+        raise ForgeError(
+            f"{pin.release} has {error}",
+            expected=f"SHA-256 {pin.sha256}, as lock/pins.toml says",
+            mend="do not use it; look at who changed what: the release or the pin",
+            exit_code=Exit.FAULT,
+        ) from error
 
 
 def _fetch(options: argparse.Namespace, progress: Progress) -> Outcome:
