@@ -6,6 +6,7 @@ stop, the whole group is ended: TERM first, KILL after a grace period.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -136,7 +137,7 @@ def run(
         stdin: A file descriptor for the child's standard input; empty if not given.
         check: Raise when the exit code is not 0.
         on_line: Called with every (redacted) line of output as it comes.
-        log: A file that gets the whole (redacted) output.
+        log: A file that gets the whole (redacted) output, as far as the disk has room for it.
         doing: What this child is for, used in errors ("resolving runtime for 3.11").
         mend: What to try when it fails, used in errors.
         stop: Ends the child when it is set: for a thread that cannot be interrupted itself.
@@ -174,7 +175,9 @@ def run(
         line = redact(raw.decode("utf-8", "replace").rstrip("\r\n"))
         lines.append(line)
         if sink is not None:
-            sink.write(line + "\n")
+            # the child's own end says more than a log that a full disk did not take
+            with contextlib.suppress(OSError):
+                sink.write(line + "\n")
         if on_line is not None:
             on_line(line)
 
@@ -188,7 +191,8 @@ def run(
         if child.stdout is not None:
             child.stdout.close()
         if sink is not None:
-            sink.close()
+            with contextlib.suppress(OSError):
+                sink.close()
     done = Completed(words, child.returncode, "\n".join(lines), time.monotonic() - started)
     if late and stop is not None and stop.is_set():
         raise ForgeError(f"{what}: stopped", exit_code=Exit.INTERRUPTED)

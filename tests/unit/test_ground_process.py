@@ -160,3 +160,10 @@ def test_a_long_line_is_redacted_in_no_time(text: str) -> None:
     started = time.monotonic()
     assert process.redact(text) == text
     assert time.monotonic() - started < 5
+
+
+def test_a_log_that_a_full_disk_does_not_take_stops_nothing() -> None:
+    code = "for _ in range(20000): print('x' * 40)"
+    done = process.run([PYTHON, "-c", code], timeout=30, log=Path("/dev/full"))
+    assert done.code == 0
+    assert len(done.output.splitlines()) == 20000
