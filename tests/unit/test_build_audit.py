@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import zipfile
@@ -557,3 +558,30 @@ def test_a_plugin_that_does_not_load_is_an_error_and_leaves_nothing(
     report = audit.audit(libtpu_wheel().write(tmp_path), torch=None, load=True)
     assert_only(report, "pjrt", "does not load")
     assert list(out.iterdir()) == []
+
+
+def test_random_damage_to_the_archive_is_a_finding_and_nothing_else(tmp_path: Path) -> None:
+    good = torch_tpu_wheel().write(tmp_path).read_bytes()
+    chance = random.Random(5)
+    path = tmp_path / "damaged.whl"
+    bad = 0
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(3):
+            # most of them in the central directory, at the end
+            first = len(data) - 2500 if chance.random() < 0.7 else 0
+            data[chance.randrange(first, len(data))] = chance.randrange(256)
+        path.write_bytes(bytes(data))
+        bad += bool(contents.read(path, tmp_path).faults)
+    assert bad > 200
+
+
+def test_a_record_that_is_no_table(tmp_path: Path) -> None:
+    made = torch_tpu_wheel()
+    made.record = ["a" * 200_000]
+    assert_only(judge(made, tmp_path), "record", "RECORD cannot be read")
+
+
+def test_the_page_tells_of_every_rule() -> None:
+    page = (ROOT / "docs" / "audit_wheel.md").read_text(encoding="utf-8")
+    assert [one.id for one in RULES if f"| `{one.id}` |" not in page] == []

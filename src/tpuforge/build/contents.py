@@ -10,6 +10,7 @@ import base64
 import hashlib
 import re
 import stat
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -26,6 +27,8 @@ _KEPT = 4 << 20
 """Bytes up to which the text files that rules read are kept in memory."""
 _LARGEST = 16 << 30
 """Bytes that a wheel may claim to unpack to; torch with all of CUDA has 5 GB."""
+_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, struct.error)
+"""What :mod:`zipfile` raises on bytes that are no archive, or on a method that it does not know."""
 _LOOK = 256
 """Bytes before and after a finding that are looked at."""
 
@@ -109,7 +112,7 @@ def read(path: Path, work: Path, advance: Callable[[int], None] = lambda _: None
     try:
         with zipfile.ZipFile(path) as archive:
             _read_all(archive, contents, work, advance)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _BAD_ARCHIVE as error:
         contents.faults.append(f"the archive cannot be read: {error}")
     return contents
 
@@ -147,6 +150,8 @@ def _bad_entry(info: zipfile.ZipInfo, contents: Contents) -> str:
         return f"{name} is a link or a special file"
     if info.flag_bits & 1:
         return f"{name} is encrypted"
+    if not 0 <= info.header_offset < contents.length:
+        return f"{name} is outside of the archive"
     return ""
 
 

@@ -263,7 +263,12 @@ def _record(subject: Subject, fault: Fault) -> str:
     unlisted = {own, f"{own}.jws", f"{own}.p7s"}
     members = subject.contents.members
     listed: set[str] = set()
-    for row in csv.reader(io.StringIO(text.decode("utf-8", "replace"))):
+    try:
+        rows = list(csv.reader(io.StringIO(text.decode("utf-8", "replace"), newline="")))
+    except csv.Error as error:
+        fault(f"RECORD cannot be read: {error}", "comma-separated values", _AGAIN)
+        return ""
+    for row in rows:
         if len(row) != 3:
             fault(f"RECORD: the line {','.join(row)!r}", "path,sha256=…,size", _AGAIN)
             continue
