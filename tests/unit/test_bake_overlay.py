@@ -325,5 +325,8 @@ def test_the_key_follows_the_bytes(checkout: Path, tmp_path: Path) -> None:
     os.utime(tmp_path / first.name, (1, 1))
     keys.append(context.read_inputs(given(tmp_path / first.name), PINS).key("b"))
     assert keys[0] == keys[1]
+    # what the image says of its audit is a part of it
+    audit(first)
+    assert context.read_inputs(given(first), PINS).key("b") != keys[0]
     other = wheel(tmp_path / "2", commit="b" * 40)
     assert context.read_inputs(given(other), PINS).key("b") != keys[0]

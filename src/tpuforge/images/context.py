@@ -216,7 +216,9 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
     parts = {
         "the image's name": f"{target.name} {target.flavour}",
         "the lock": sha256_file(target.lock),
-        "the wheel that was given": wheel.sha256 if wheel is not None else "",
+        "the wheel that was given": " ".join((wheel.file, wheel.sha256, wheel.audit))
+        if wheel is not None
+        else "",
         "the suite's lock": _pinned(groups["smoke"]),
         "pip": _pinned(groups["pip"]),
         "the pins": " ".join(
