@@ -99,6 +99,15 @@ def test_a_release_has_an_empty_suffix(capsys: pytest.CaptureFixture[str]) -> No
         assert "--nokeep_going" in words
 
 
+def test_a_bazel_of_ones_own_reads_the_settings_of_the_machine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "bazel").touch()
+    words = words_of(dry_run(capsys, "--bazel", str(tmp_path / "bazel")))
+    assert "--nosystem_rc" not in words
+    assert "--nohome_rc" in words
+
+
 def test_a_cache_folder_that_bazel_cannot_work_in(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "--cache", "/my cache", "--dry-run")
     assert "Bazel cannot work in /my cache: there is a space in it" in said

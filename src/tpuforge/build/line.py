@@ -91,6 +91,8 @@ class Plan:
         keep_going: Whether to build on after a failure.
         limit_s: Seconds that one wheel may take.
         configs: Configurations of the source that the user added.
+        system_rc: Whether Bazel reads the settings of the machine (``/etc/bazel.bazelrc``): a Bazel
+            of a distribution needs what stands there to start.
     """
 
     work: Path
@@ -99,6 +101,7 @@ class Plan:
     keep_going: bool = False
     limit_s: float = 43200.0
     configs: tuple[str, ...] = ()
+    system_rc: bool = False
 
     @property
     def events(self) -> Path:
@@ -116,7 +119,7 @@ class Plan:
         return [
             tool,
             # the source's own .bazelrc is read, and no other
-            "--nosystem_rc",
+            *([] if self.system_rc else ["--nosystem_rc"]),
             "--nohome_rc",
             f"--output_user_root={self.work / 'root'}",
             f"--max_idle_secs={MAX_IDLE_S}",

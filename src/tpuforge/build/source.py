@@ -126,6 +126,7 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
         keep_going=options.keep_going,
         limit_s=options.limit_hours * 3600,
         configs=tuple(options.config),
+        system_rc=options.bazel is not None and Path(options.bazel).expanduser().is_file(),
     )
     if " " in str(plan.work):
         raise ForgeError(
