@@ -138,7 +138,7 @@ def good_index(**how: Any) -> Index:
     """An index that holds a small closure of the pinned releases, and what must not be taken."""
     index = Index(**how)
     for platform in ("manylinux_2_31_x86_64", "manylinux_2_31_aarch64"):
-        index.add("libtpu", "0.0.50", f"cp311-cp311-{platform}")
+        index.add("libtpu", "0.0.52", f"cp311-cp311-{platform}")
         needs = ("torch>=2.11.0", "libtpu>=0.0.50", "alpha", "winonly; sys_platform == 'win32'")
         index.add("torch-tpu", "0.2.0", f"cp311-cp311-{platform}", requires=needs)
     index.add("libtpu", "0.0.53", "cp311-cp311-manylinux_2_31_x86_64")

@@ -188,6 +188,7 @@ class Pins:
         torchvision: The CPU build of torchvision.
         torch_tpu: The TorchTPU wheel.
         libtpu: libtpu's version.
+        libtpu_of: libtpu's version for a Python that has another one.
         debian: Sets of Debian packages by label, such as ``bookworm`` and ``bookworm-builder``.
         bazelisk: The Bazelisk binary.
         bazel: Version of a Bazel that is known to the digest of its Linux x86-64 binary.
@@ -208,6 +209,7 @@ class Pins:
     torchvision: CpuBuild
     torch_tpu: TorchTpu
     libtpu: str
+    libtpu_of: Mapping[str, str]
     debian: Mapping[str, Suite]
     bazelisk: Bazelisk
     bazel: Mapping[str, str]
@@ -270,6 +272,7 @@ def load(path: Path = PINS_FILE) -> Pins:
     default = top.table("default")
     python = top.table("python")
     resolver = top.table("resolver")
+    libtpu = top.table("libtpu")
     pins = Pins(
         epoch=top.integer("epoch"),
         cutoff=resolver.moment("cutoff"),
@@ -284,7 +287,8 @@ def load(path: Path = PINS_FILE) -> Pins:
         torch=_torch(top.table("torch")),
         torchvision=_torchvision(top.table("torchvision")),
         torch_tpu=_torch_tpu(top.table("torch_tpu")),
-        libtpu=_libtpu(top.table("libtpu")),
+        libtpu=libtpu.version("version"),
+        libtpu_of=_libtpu_of(libtpu),
         debian=_debian(top.table("debian")),
         bazelisk=_bazelisk(top.table("bazelisk")),
         bazel=_bazel(top.table("bazel")),
@@ -347,12 +351,14 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
             pins.torch.version,
             f"a torch that torch_tpu {pins.torch_tpu.version} accepts: {pins.torch_tpu.torch}",
         )
-    if pins.libtpu not in pins.torch_tpu.libtpu:
-        raise top.bad(
-            "libtpu.version",
-            pins.libtpu,
-            f"a libtpu that torch_tpu {pins.torch_tpu.version} accepts: {pins.torch_tpu.libtpu}",
-        )
+    for version in pins.libtpu_of:
+        if version not in pins.pythons:
+            raise top.bad(f'libtpu.python."{version}"', version, "a Python of python.supported")
+    named = {f'libtpu.python."{python}"': number for python, number in pins.libtpu_of.items()}
+    for key, number in {"libtpu.version": pins.libtpu, **named}.items():
+        if number not in pins.torch_tpu.libtpu:
+            accepted = f"{pins.torch_tpu.version} accepts: {pins.torch_tpu.libtpu}"
+            raise top.bad(key, number, f"a libtpu that torch_tpu {accepted}")
 
 
 def _torch(table: _Table) -> Torch:
@@ -387,8 +393,12 @@ def _torch_tpu(table: _Table) -> TorchTpu:
     )
 
 
-def _libtpu(table: _Table) -> str:
-    return table.ended(table.version("version"))
+def _libtpu_of(table: _Table) -> dict[str, str]:
+    """The versions for single Pythons; the table is there only where a flavour needs one."""
+    if "python" not in table.names():
+        return table.ended({})
+    versions = table.table("python")
+    return table.ended(versions.ended({name: versions.version(name) for name in versions.names()}))
 
 
 def _suites(table: _Table) -> dict[str, str]:

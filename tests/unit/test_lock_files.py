@@ -83,7 +83,7 @@ def test_bad_input_is_refused(tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "some.in"
     path.write_text(f"{line}\n", encoding="utf-8")
     with pytest.raises(ForgeError) as caught:
-        inputs.read_input(path, inputs.constraints(load()))
+        inputs.read_input(path, inputs.constraints(load(), "3.11"))
     assert words in caught.value.found
     assert caught.value.exit_code == Exit.FAULT
 
@@ -91,7 +91,7 @@ def test_bad_input_is_refused(tmp_path: Path, line: str, words: str) -> None:
 def test_input_may_give_other_packages_a_range(tmp_path: Path) -> None:
     path = tmp_path / "some.in"
     path.write_text("jax>=0.10  # unbounded, a resolver goes back years\ntorch\n", encoding="utf-8")
-    found = inputs.read_input(path, inputs.constraints(load()))
+    found = inputs.read_input(path, inputs.constraints(load(), "3.11"))
     assert [str(requirement) for requirement in found] == ["jax>=0.10", "torch"]
 
 

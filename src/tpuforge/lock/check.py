@@ -401,7 +401,7 @@ def _contents(
 ) -> list[Fault]:
     faults = []
     file = f"lock/{lock_path(flavour, python).name}"
-    pinned = constraints(pins)
+    pinned = constraints(pins, python)
     wheels = cpu_wheels(pins, python)
     names = load_names()
     for package in packages:
@@ -515,7 +515,7 @@ class _Proofs:
     def _key(self, flavour: str, python: str) -> str:
         path = lock_path(flavour, python)
         text = path.read_text(encoding="utf-8")
-        inputs = inputs_key(self._pins, flavour, python, constraints(self._pins))
+        inputs = inputs_key(self._pins, flavour, python, constraints(self._pins, python))
         return sha256_text(self._machinery, inputs, text)
 
     def of(self, flavour: str, python: str) -> dict[str, Any]:

@@ -324,7 +324,9 @@ def resolve(job: Job, *, way: str = "auto") -> Resolved:
     wheels = cpu_wheels(job.pins, job.python)
     names = requirements(job.pins, job.flavour, job.python)
     base = base_packages(job.pins, job.flavour, job.python)
-    decided = constraints(job.pins) | {package.name: package.version for package in base}
+    decided = constraints(job.pins, job.python) | {
+        package.name: package.version for package in base
+    }
     with workspace() as work:
         # a folder of its own: the solution must not see anything else that lies here
         (work / "standins").mkdir()
@@ -461,7 +463,7 @@ def resolve_unguarded(job: Job) -> list[Locked]:
         with view_of(job.pins, job.source) as view:
             return resolve_unguarded(replace(job, view=view))
     plain = {name: build.version for name, build in job.pins.cpu_builds.items()}
-    decided = constraints(job.pins) | plain
+    decided = constraints(job.pins, job.python) | plain
     names = requirements(job.pins, job.flavour, job.python)
     with workspace() as work:
         (work / "standins").mkdir()
