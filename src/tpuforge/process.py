@@ -13,11 +13,14 @@ import selectors
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import IO
 
 from tpuforge.errors import Exit, ForgeError
 
@@ -50,6 +53,7 @@ _SECRET = re.compile(
     r"(?:(?:bearer|basic)\s+)?\S+",
     re.IGNORECASE,
 )
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 10.0
 """Seconds between TERM and KILL for a process group."""
 
@@ -152,47 +156,32 @@ def run(
     words = tuple(str(word) for word in argv)
     what = doing or Path(words[0]).name
     started = time.monotonic()
-    try:
-        child = subprocess.Popen(
-            words,
-            env=dict(env) if env is not None else clean_env(),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except FileNotFoundError as error:
-        raise ForgeError(
-            f"{what}: the program {words[0]} is not there",
-            expected=f"{Path(words[0]).name} on PATH",
-            mend=mend or f"install {Path(words[0]).name}",
-        ) from error
     lines: list[str] = []
-    sink = log.open("w", encoding="utf-8") if log is not None else None
-
-    def take(raw: bytes) -> None:
-        line = redact(raw.decode("utf-8", "replace").rstrip("\r\n"))
-        lines.append(line)
+    late, code = False, None
+    with contextlib.ExitStack() as stack:
+        sink = log.open("w", encoding="utf-8") if log is not None else None
         if sink is not None:
-            # the child's own end says more than a log that a full disk did not take
-            with contextlib.suppress(OSError):
-                sink.write(line + "\n")
-        if on_line is not None:
-            on_line(line)
+            stack.callback(_close, sink)
+        # a signal in the midst of this would leave a child that nobody knows
+        with undisturbed():
+            child = _start(words, what, mend, env=env, cwd=cwd, stdin=stdin)
+            stack.callback(_end, child)
 
-    try:
-        late = not _drain(child, started + timeout, take, stop)
-        code = child.wait(timeout=GRACE_S) if not late else None
-    except subprocess.TimeoutExpired:
-        late, code = True, None
-    finally:
-        end_group(child)
-        if child.stdout is not None:
-            child.stdout.close()
-        if sink is not None:
-            with contextlib.suppress(OSError):
-                sink.close()
+        def take(raw: bytes) -> None:
+            line = redact(raw.decode("utf-8", "replace").rstrip("\r\n"))
+            lines.append(line)
+            if sink is not None:
+                # the child's own end says more than a log that a full disk did not take
+                with contextlib.suppress(OSError):
+                    sink.write(line + "\n")
+            if on_line is not None:
+                on_line(line)
+
+        try:
+            late = not _drain(child, started + timeout, take, stop)
+            code = child.wait(timeout=GRACE_S) if not late else None
+        except subprocess.TimeoutExpired:
+            late = True
     done = Completed(words, child.returncode, "\n".join(lines), time.monotonic() - started)
     if late and stop is not None and stop.is_set():
         raise ForgeError(f"{what}: stopped", exit_code=Exit.INTERRUPTED)
@@ -210,6 +199,76 @@ def run(
             exit_code=Exit.CANNOT,
         )
     return done
+
+
+def _start(
+    words: Sequence[str],
+    what: str,
+    mend: str,
+    *,
+    env: Mapping[str, str] | None,
+    cwd: Path | None,
+    stdin: int | None,
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            words,
+            env=dict(env) if env is not None else clean_env(),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise ForgeError(
+            f"{what}: the program {words[0]} is not there",
+            expected=f"{Path(words[0]).name} on PATH",
+            mend=mend or f"install {Path(words[0]).name}",
+        ) from error
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    with undisturbed():
+        end_group(child)
+    if child.stdout is not None:
+        child.stdout.close()
+
+
+def _close(sink: IO[str]) -> None:
+    with contextlib.suppress(OSError):
+        sink.close()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let no signal break off what must be done whole, such as the cleaning up after a Ctrl-C.
+
+    INT, TERM and HUP that come meanwhile take effect afterwards, unless a run is ending on account
+    of an earlier one anyway. In a thread that is not the main one, where no signal arrives, this
+    does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reason = sys.exc_info()[1]
+    ending = reason is not None and not isinstance(reason, Exception)
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        came.append(number)
+
+    # a handler, and not SIG_IGN: that one would be handed on to children
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: it was set by something that is not Python
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if came and not ending:
+        signal.raise_signal(came[0])
 
 
 def _drain(

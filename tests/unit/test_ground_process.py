@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,3 +168,40 @@ def test_a_log_that_a_full_disk_does_not_take_stops_nothing() -> None:
     done = process.run([PYTHON, "-c", code], timeout=30, log=Path("/dev/full"))
     assert done.code == 0
     assert len(done.output.splitlines()) == 20000
+
+
+def test_a_signal_in_the_moment_a_child_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.Popen
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        children.append(real(*words, **settings))
+        signal.raise_signal(signal.SIGINT)
+        return children[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(KeyboardInterrupt):
+        process.run(["sleep", "60"], timeout=60)
+    assert children[0].poll() == -signal.SIGTERM
+
+
+def test_a_second_signal_does_not_break_off_the_cleaning_up() -> None:
+    steps: list[str] = []
+
+    def cleaned_up() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            with process.undisturbed():
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGTERM)
+                steps.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        cleaned_up()
+    assert steps == ["whole"]
+    # where nothing was ending, the signal counts, a little later
+    with pytest.raises(KeyboardInterrupt), process.undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        steps.append("again")
+    assert steps == ["whole", "again"]

@@ -33,12 +33,12 @@ from tpuforge.build.download import (
     Web,
     WrongBytesError,
 )
-from tpuforge.build.leftovers import end_all, servers, undisturbed
+from tpuforge.build.leftovers import end_all, servers
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import atomic_file, exclusive, out_dir, read_json, sha256_file, write_json
 from tpuforge.pins import Bazelisk
-from tpuforge.process import clean_env, run
+from tpuforge.process import clean_env, run, undisturbed
 from tpuforge.verb import Outcome, parser, run_verb
 
 _NPM_TIMEOUT_S = 300.0

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpuforge.build.leftovers import undisturbed
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_text
-from tpuforge.process import clean_env, run
+from tpuforge.process import clean_env, run, undisturbed
 
 IMAGE = "builder"
 BAZELISK = "bazelisk"

@@ -22,11 +22,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import tpuforge
 from tpuforge.errors import ForgeError
-from tpuforge.process import clean_env, run
+from tpuforge.process import clean_env, run, undisturbed
 
 LOCK = ".lock"
 """The lock file in the folder of everything that Bazel keeps; who holds it has the folder alone."""
@@ -35,7 +34,6 @@ MAX_IDLE_S = 300
 """After how long an idle server ends itself, if nobody else does: Bazel's own choice is 3 hours."""
 
 _PATIENCE_S = 5.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GUARD_START_S = 30.0
 _LAST_S = 60.0
 # what the guard hears when a run ends in order; silence is a killed run
@@ -166,35 +164,6 @@ def _folder(number: int) -> bytes:
 def _kill(number: int, how: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(number, how)
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C break off the cleaning up after the first.
-
-    A signal that comes meanwhile takes effect afterwards, unless a run is ending on account of an
-    earlier one anyway. In a thread that is not the main one, where no signal arrives, this does
-    nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ending = sys.exc_info()[0] is not None
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        came.append(number)
-
-    # a handler, and not SIG_IGN: that one would be handed on to children
-    before = {number: signal.signal(number, note) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came and not ending:
-        signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager
