@@ -125,6 +125,21 @@ def test_no_bazelisk_and_no_npm(checkout: Checkout, tmp_path: Path) -> None:
     assert "forge build_wheel --bazelisk PATH" in done.stderr
 
 
+def test_a_remote_that_does_not_answer(checkout: Checkout, tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}/x"
+    rc = f"{RC}build:public_caching_readonly --remote_cache={nowhere}\n"
+    source = workspace(tmp_path / "source", rc)
+    for remote, name in (
+        (f"cache={nowhere}", "the remote cache"),
+        (f"executor={nowhere.replace('http', 'grpc')}", "the remote executor"),
+        ("public-cache", "upstream's public cache"),
+    ):
+        done = checkout.run("--source", str(source), "--remote", remote, module=MODULE)
+        assert done.returncode == 2
+        assert "network: no answer from 127.0.0.1 (Connection refused)" in done.stderr
+        assert f"expected: 1 host, for {name}" in done.stderr
+
+
 def test_credentials_that_are_not_there(checkout: Checkout, tmp_path: Path) -> None:
     source = workspace(tmp_path / "source")
     remote = ["--remote", "executor=grpc://127.0.0.1:1", "--credentials", "/no/key.json"]

@@ -221,7 +221,7 @@ def _needs(this: _Run, source: Path | None) -> preflight.Needs:
             hosts[address] = "the source"
     elif plan.remote.kind == "public-cache":
         named = bazelrc.read(source).settings(plan.all_configs).get("remote_cache")
-        helpful |= _host(named.value, "upstream's public cache") if named else {}
+        hosts |= _host(named.value, "upstream's public cache") if named else {}
     hosts |= _host(plan.remote.url, f"the remote {plan.remote.kind}")
     hosts |= _host(options.bazel_url or "", "Bazel")
     glibc = ".".join(pins.platform.split("_")[1:3])
