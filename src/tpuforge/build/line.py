@@ -161,6 +161,8 @@ def command(plan: Plan, tool: str, python: str, suffix: str) -> list[str]:
         "--curses=no",
         "--color=no",
         f"--build_event_json_file={plan.events}",
+        # with a remote the events would say where in its store an output is, and not where here
+        "--nobuild_event_json_file_path_conversion",
         TARGET,
     ]
 
