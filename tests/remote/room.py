@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tpuforge.errors import ForgeError
 from tpuforge.images.debian import find_mirror, keyring
-from tpuforge.paths import exclusive, out_dir, sha256_tree
+from tpuforge.paths import exclusive, out_dir, sha256_text, sha256_tree
 from tpuforge.process import run
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +40,7 @@ PACKAGES = (
 USER, PASSWORD = "forge", "guarded-word"
 """Who may use the guarded cache; the script ``services`` has them too."""
 
-_PARTS = ("room.py", "services", "buildgrid.yml", "buildgrid.txt")
+_PARTS = ("services", "buildgrid.yml", "buildgrid.txt")
 _ROOT_S = 1200.0
 _READY_S = 120.0
 # which wheels fit forky's Python
@@ -85,7 +85,8 @@ def make_room() -> Path:
     Raises:
         ForgeError: If it cannot be made.
     """
-    key = sha256_tree(*(HERE / name for name in _PARTS))[:16]
+    made_of = [SUITE, *PACKAGES, sha256_tree(*(HERE / name for name in _PARTS))]
+    key = sha256_text(*made_of)[:16]
     home = out_dir() / "remote"
     final = home / key
     with exclusive("remote"):
@@ -123,7 +124,7 @@ def _make(home: Path, final: Path) -> None:
     )
     room = root / "srv" / "room"
     room.mkdir()
-    for name in _PARTS[1:]:
+    for name in _PARTS:
         shutil.copy(HERE / name, room / name)
     # the user's own pip and its settings say where wheels are; the digests say which
     fetched = subprocess.run(
@@ -177,7 +178,8 @@ def make_bazel(room: Path, path: Path, shared: Sequence[Path]) -> Path:
         room / "root",
         shared,
         'exec chroot "$root" /usr/bin/env -C "$PWD" /usr/bin/bazel'
-        ' --server_javabase=/usr/lib/jvm/default-java "$@"',
+        # where its own files are stands in Debian's settings, and the verb reads no system's
+        ' --bazelrc=/etc/bazel/bazelrc --server_javabase=/usr/lib/jvm/default-java "$@"',
     )
     script = f"exec unshare --mount --propagation private sh -c {shlex.quote(inside)} bazel"
     path.write_text(f'#!/bin/sh\n[ $# != 0 ] || set -- help\n{script} "$@"\n')

@@ -44,7 +44,8 @@ def test_nginx_with_a_password(place: Place, services: Services, tmp_path: Path)
     refused = build(place.checkout, place.bazel, *ask, env={"HOME": str(tmp_path)})
     assert (refused.cached, refused.sha256) == (0, place.local.sha256)
     assert "401 Unauthorized" in refused.said
-    netrc = tmp_path / "netrc"
+    # where the Bazel in the room sees it too
+    netrc = place.checkout.root / "netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {PASSWORD}\n")
     netrc.chmod(0o600)
     made = [build(place.checkout, place.bazel, *ask, env={"NETRC": str(netrc)}) for _ in range(2)]
