@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from bake_support import RUNTIME, checkout, lock, verb
+from bazel_support import add_wheel
 from tpuforge import pins as pins_module
+from tpuforge.build.audit import audit as audit_wheel
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import bake, context, overlay
 from tpuforge.lockfile import Locked, read_lock
+from tpuforge.smoke import bench, container
 
 __all__ = ["checkout"]
 
@@ -270,6 +273,18 @@ def test_an_audit_beside_it_decides(tmp_path: Path) -> None:
     assert "there is no glue (taken with --unaudited)" in read(path, unaudited=True).audit
 
 
+def test_what_build_wheel_leaves_is_taken(checkout: Path, tmp_path: Path) -> None:
+    """A wheel as the build makes it, with the audit's own report beside it."""
+    path = add_wheel(tmp_path, suffix=".dev20261130")
+    report = audit_wheel(path, torch=PINS.torch.full)
+    path.with_name(f"{path.name}.audit.json").write_text(json.dumps(report.as_dict()))
+    target = given(path)
+    assert target.wheel is not None
+    assert target.wheel.audit == ""
+    assert "0.2.0.dev20261130-torch" in target.name
+    assert context.read_inputs(target, PINS).overlay
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -287,6 +302,15 @@ def test_an_audit_of_something_else_is_none(
     with pytest.raises(ForgeError) as caught:
         read(path)
     assert why in caught.value.found
+
+
+def test_its_install_is_not_timed_by_the_lock(tmp_path: Path) -> None:
+    """The benchmark installs the wheels of a lock, and this one stands in none."""
+    (tmp_path / "image.json").write_text(json.dumps({"overlay": {"file": "torch_tpu-9.whl"}}))
+    subject = container.Subject("runtime-py311", "a:1", ("sha256:1",), tmp_path / "oci")
+    assert bench._lock_of(subject) == (
+        "only for the wheels of a lock: torch_tpu-9.whl was given to the bake"
+    )
 
 
 def test_the_builder_takes_no_wheel(tmp_path: Path) -> None:
