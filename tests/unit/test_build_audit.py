@@ -565,7 +565,7 @@ def test_random_damage_to_the_archive_is_a_finding_and_nothing_else(tmp_path: Pa
     chance = random.Random(5)
     path = tmp_path / "damaged.whl"
     bad = 0
-    for _ in range(300):
+    for _ in range(200):
         data = bytearray(good)
         for _ in range(3):
             # most of them in the central directory, at the end
@@ -573,7 +573,7 @@ def test_random_damage_to_the_archive_is_a_finding_and_nothing_else(tmp_path: Pa
             data[chance.randrange(first, len(data))] = chance.randrange(256)
         path.write_bytes(bytes(data))
         bad += bool(contents.read(path, tmp_path).faults)
-    assert bad > 200
+    assert bad > 120
 
 
 def test_a_record_that_is_no_table(tmp_path: Path) -> None:

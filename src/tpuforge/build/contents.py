@@ -139,6 +139,8 @@ def _bad_entry(info: zipfile.ZipInfo, contents: Contents) -> str:
     """Why an installer must not unpack this entry, or an empty text."""
     name = info.filename
     parts = PurePosixPath(name).parts
+    if not parts:
+        return "an entry has no name"
     if name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
         return f"{name} is an absolute path"
     if ".." in parts:
