@@ -1,7 +1,8 @@
-"""The ``tests`` verb: this project's own tests, in three rings.
+"""The ``tests`` verb: this project's own tests, in three rings, and one that has to be named.
 
 ``unit`` takes seconds and needs neither network nor engine, ``engine`` bakes and judges a real
-image, ``faults`` kills, corrupts and starves.
+image, ``faults`` kills, corrupts and starves. ``remote`` sets up real remote caches and executors;
+it needs root and takes long, so it runs only where it is named.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Sequence
 from tpuforge.paths import ROOT
 
 RINGS = ("unit", "engine", "faults")
+NAMED_ONLY = ("remote",)
 _USAGE = f"""usage: forge tests [RING|PATH …] [PYTEST_OPTION …]
 
-Rings: {", ".join(RINGS)}; all of them if none is named.
+Rings: {", ".join(RINGS)}; all of them if none is named. Only if named: {", ".join(NAMED_ONLY)}.
 Exit codes are pytest's: 0 all passed, 1 some failed, 2 to 5 the run itself failed."""
 
 
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run pytest on the rings that are named.
 
     Args:
-        argv: Rings or paths, then options of pytest; all rings if none is named.
+        argv: Rings or paths, then options of pytest; the three rings if none is named.
 
     Returns:
         0 for ``--help``. Otherwise pytest takes the process over, so that its output, its signals
@@ -36,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     places = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     options = words[len(places) :]
-    tests = [f"tests/{place}" if place in RINGS else place for place in places or RINGS]
+    rings = RINGS + NAMED_ONLY
+    tests = [f"tests/{place}" if place in rings else place for place in places or RINGS]
     os.chdir(ROOT)
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *tests, *options])  # noqa: S606
 
