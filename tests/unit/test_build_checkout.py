@@ -213,4 +213,5 @@ def test_the_host_of_an_address() -> None:
     assert host_of("ssh://git@example.org:2222/x") == ("example.org", 2222)
     assert host_of("git@example.org:x/y") == ("example.org", 22)
     assert host_of("file:///x") is None
+    assert host_of("https://example.org:port/x") is None
     assert host_of("/x/y") is None

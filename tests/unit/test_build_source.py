@@ -172,6 +172,8 @@ def test_the_public_cache_is_read_and_not_written(capsys: pytest.CaptureFixture[
         (["--remote", "cache"], "--remote cache is not understood"),
         (["--remote", "none=http://x"], "--remote none=http://x is not understood"),
         (["--remote", "executor=http://x:1"], "--remote executor=http://x:1 is not understood"),
+        (["--remote", "cache=http://x:port"], "--remote cache=http://x:port is not understood"),
+        (["--remote", "cache=http://[::1"], "--remote cache=http://[::1 is not understood"),
         (["--remote", "cache=http://me:hunter2@x"], "holds credentials"),
         (["--instance", "x"], "--remote none takes neither --instance nor --credentials"),
         (["--suffix", "+cuda"], "--suffix '+cuda'"),

@@ -365,8 +365,12 @@ def host_of(address: str) -> tuple[str, int] | None:
         address: A URL, ``user@host:path``, or a path.
     """
     ports: Mapping[str, int] = {"https": 443, "http": 80, "git": 9418, "ssh": 22}
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme in ports and parts.hostname:
-        return parts.hostname, parts.port or ports[parts.scheme]
+    try:
+        parts = urllib.parse.urlsplit(address)
+        if parts.scheme in ports and parts.hostname:
+            return parts.hostname, parts.port or ports[parts.scheme]
+    except ValueError:
+        # a port that is no number: git will say so
+        return None
     remote = re.fullmatch(r"(?:[\w.-]+@)?([\w.-]+):(?!/).*", address)
     return (remote[1], 22) if remote else None

@@ -24,9 +24,9 @@ from tpuforge.build.leftovers import MAX_IDLE_S, guarded
 from tpuforge.errors import ForgeError
 from tpuforge.process import redact
 
-PORTS = {"https": 443, "http": 80, "grpcs": 443, "grpc": 80}
-"""The port of a remote service whose address names none."""
-
+# the port of a remote service whose address names none
+_PORTS = {"https": 443, "http": 80, "grpcs": 443, "grpc": 80}
+_SCHEMES = {"cache": ("http", "https", "grpc", "grpcs"), "executor": ("grpc", "grpcs")}
 # what is the same on every machine, whatever the user's own is
 _OURS = ("LANG", "LC_ALL", "TZ", "PYTHONDONTWRITEBYTECODE")
 _GCLOUD = Path(".config/gcloud/application_default_credentials.json")
@@ -72,10 +72,12 @@ class Remote:
         if self.kind == "executor":
             # an executor's own cache, and not upstream's
             flags.append("--remote_cache=")
-        flags += [f"--remote_instance_name={self.instance}", "--remote_upload_local_results=true"]
-        given = self.credentials is not None
-        flags.append("--google_default_credentials=false")
-        if given:
+        flags += [
+            f"--remote_instance_name={self.instance}",
+            "--remote_upload_local_results=true",
+            "--google_default_credentials=false",
+        ]
+        if self.credentials is not None:
             flags.append(f"--google_credentials={self.credentials}")
         return flags + fetched
 
@@ -179,17 +181,17 @@ def parse_remote(text: str, instance: str = "", credentials: str | None = None) 
         ForgeError: For anything else, and for an address with a password in it.
     """
     kind, equals, url = text.partition("=")
-    schemes = ("grpc", "grpcs") if kind == "executor" else ("http", "https", "grpc", "grpcs")
-    parts = urllib.parse.urlsplit(url)
-    if kind in ("none", "public-cache"):
-        well = not equals and not instance and credentials is None
-    else:
-        well = kind in ("cache", "executor") and parts.scheme in schemes and bool(parts.hostname)
-    if not well:
+    if kind in ("none", "public-cache") and not equals:
+        if instance or credentials is not None:
+            raise ForgeError(
+                f"--remote {kind} takes neither --instance nor --credentials",
+                expected="both with cache=URL or executor=URL alone",
+                mend="leave them out",
+            )
+        return Remote(kind)
+    if host_of(url) is None or urllib.parse.urlsplit(url).scheme not in _SCHEMES.get(kind, ()):
         raise ForgeError(
-            f"--remote {redact(text)} is not understood"
-            if kind not in ("none", "public-cache") or equals
-            else f"--remote {kind} takes neither --instance nor --credentials",
+            f"--remote {redact(text)} is not understood",
             expected="none, cache=URL (http, https, grpc or grpcs), executor=URL (grpc or grpcs) or"
             " public-cache",
             mend="forge build_wheel --help",
@@ -207,6 +209,25 @@ def parse_remote(text: str, instance: str = "", credentials: str | None = None) 
     elif credentials is not None:
         file = Path(credentials).expanduser()
     return Remote(kind, url, instance, file.absolute() if file else None)
+
+
+def host_of(url: str) -> tuple[str, int] | None:
+    """Host and port of a remote service.
+
+    Args:
+        url: Its address.
+
+    Returns:
+        None for what is no such address.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.hostname is None or parts.scheme not in _PORTS:
+            return None
+        return parts.hostname, parts.port or _PORTS[parts.scheme]
+    except ValueError:
+        # a port that is no number, or half an IPv6 address
+        return None
 
 
 class Host:

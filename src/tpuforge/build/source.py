@@ -47,7 +47,7 @@ from tpuforge.build.bazelisk import (
 from tpuforge.build.checkout import TARGET, Checkout
 from tpuforge.build.events import Built, Follower, cache_trouble, describe, explain, read_events
 from tpuforge.build.leftovers import LOCK
-from tpuforge.build.line import PORTS, Container, Host, Plan, command, parse_remote
+from tpuforge.build.line import Container, Host, Plan, command, host_of, parse_remote
 from tpuforge.build.normalise import normalise
 from tpuforge.console import Progress, duration, size
 from tpuforge.errors import Exit, ForgeError
@@ -237,10 +237,8 @@ def _needs(this: _Run, source: Path | None) -> preflight.Needs:
 
 
 def _host(url: str, why: str) -> dict[tuple[str, int], str]:
-    parts = urllib.parse.urlsplit(url)
-    if parts.hostname is None or parts.scheme not in PORTS:
-        return {}
-    return {(parts.hostname, parts.port or PORTS[parts.scheme]): why}
+    host = host_of(url)
+    return {host: why} if host else {}
 
 
 def _preflight(this: _Run, source: Path | None) -> None:
