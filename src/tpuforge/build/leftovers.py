@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import tpuforge
 from tpuforge.errors import ForgeError
@@ -200,6 +201,24 @@ def guarded(work: Path, doomed: Path, last: Sequence[str] = ()) -> Iterator[None
             os.close(reader)
 
 
+def _locked(lock: IO[str]) -> bool:
+    """Take the lock of a run that was killed, unless the next run has it, which does all this.
+
+    The kernel lets go of what a killed process held piece by piece, so the lock may come a little
+    after the word of its end.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Be the guard: wait for the end of the run, and clean up if it was killed.
 
@@ -213,16 +232,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdin.buffer.read():
         return 0
     with Path(work, LOCK).open("a", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # the next run is there already, and does all this itself
-            return 0
-        Path(doomed).unlink(missing_ok=True)
-        if last:
-            with contextlib.suppress(ForgeError):
-                run(last, timeout=_LAST_S, check=False)
-        end_all(Path(work))
+        if _locked(lock):
+            Path(doomed).unlink(missing_ok=True)
+            if last:
+                with contextlib.suppress(ForgeError):
+                    run(last, timeout=_LAST_S, check=False)
+            end_all(Path(work))
     return 0
 
 
