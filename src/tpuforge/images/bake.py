@@ -728,6 +728,12 @@ def _outcome(record: Mapping[str, Any], *, loaded: bool | None = None) -> Outcom
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
+    if options.unaudited and not options.wheel:
+        raise ForgeError(
+            "--unaudited says nothing without --wheel",
+            expected="--wheel PATH --unaudited: the locked wheels are judged when they are fetched",
+            mend="leave it out",
+        )
     # the names first: a wheel takes a while to read
     choose(options, pins)
     wheel = None
