@@ -12,7 +12,7 @@ import pytest
 
 from tpuforge import pins as pins_module
 from tpuforge.build import checkout
-from tpuforge.build.checkout import Checkout, fetch, host_of, local, prune
+from tpuforge.build.checkout import Checkout, fetch, host_of, is_unchanged, local, prune
 from tpuforge.errors import Exit, ForgeError
 
 UPSTREAM = pins_module.load().upstream
@@ -131,6 +131,20 @@ def test_a_fetched_source_that_was_altered_is_fetched_again(upstream: Path, tmp_
         assert not (made.path / "user.bazelrc").exists()
 
 
+def test_what_bazel_wrote_into_a_fetched_source_is_put_right(
+    upstream: Path, tmp_path: Path
+) -> None:
+    (upstream / "MODULE.bazel.lock").write_text("{}")
+    git(upstream, "add", ".")
+    git(upstream, "commit", "-q", "-m", "lock")
+    made = fetch(head(upstream), UPSTREAM, tmp_path / "sources", repository=str(upstream))
+    (made.path / "MODULE.bazel.lock").write_text("{1}")
+    assert is_unchanged(made)
+    # without the repository
+    assert fetch(made.commit, UPSTREAM, tmp_path / "sources", repository="/gone").path == made.path
+    assert (made.path / "MODULE.bazel.lock").read_text() == "{}"
+
+
 def test_a_ref_without_the_target(upstream: Path, tmp_path: Path) -> None:
     git(upstream, "rm", "-q", "-r", "ci")
     git(upstream, "commit", "-q", "-m", "no wheel")
@@ -167,6 +181,7 @@ def test_a_dirty_folder_is_refused_unless_asked(upstream: Path) -> None:
     made = local(str(upstream), pinned, allow_dirty=True)
     assert made.dirty
     assert not made.verified
+    assert len(made.tree_sha256 or "") == 64
     assert made.changes == (" M MODULE.bazel", "?? new file", "!! user.bazelrc")
     assert made.described == f"commit {made.commit} with 3 changes: unverified"
 
@@ -183,6 +198,31 @@ def test_a_folder_that_is_no_git_checkout(upstream: Path, tmp_path: Path) -> Non
     made = local(str(upstream), UPSTREAM)
     assert (made.commit, made.dirty, made.verified, made.epoch) == (None, False, False, None)
     assert "nothing says which source it is" in made.described
+
+
+def test_a_source_that_is_changed_while_it_is_built(upstream: Path) -> None:
+    looked_at = local(str(upstream), UPSTREAM)
+    assert looked_at.tree_sha256 is None
+    # Bazel leaves a record of its own there
+    (upstream / "MODULE.bazel.lock").write_text("{}")
+    assert is_unchanged(looked_at)
+    assert local(str(upstream), UPSTREAM) == looked_at
+    (upstream / "MODULE.bazel").write_text("x")
+    assert not is_unchanged(looked_at)
+    # a change on top of a change shows in the files alone
+    dirty = local(str(upstream), UPSTREAM, allow_dirty=True)
+    assert is_unchanged(dirty)
+    (upstream / "MODULE.bazel").write_text("y")
+    assert not is_unchanged(dirty)
+    git(upstream, "commit", "-q", "-a", "-m", "third")
+    assert not is_unchanged(looked_at)
+    shutil.rmtree(upstream / ".git")
+    plain = local(str(upstream), UPSTREAM)
+    (upstream / "bazel-bin").symlink_to(upstream.parent)
+    (upstream / "MODULE.bazel.lock").write_text("{1}")
+    assert is_unchanged(plain)
+    (upstream / "more").write_text("y")
+    assert not is_unchanged(plain)
 
 
 def test_a_program_in_a_checkouts_own_settings_is_not_run(upstream: Path, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_the_public_cache_is_read_and_not_written(capsys: pytest.CaptureFixture[
         (["--remote", "cache=http://me:hunter2@x"], "holds credentials"),
         (["--instance", "x"], "--remote none takes neither --instance nor --credentials"),
         (["--suffix", "+cuda"], "--suffix '+cuda'"),
+        (["--suffix", ".dev007"], "--suffix '.dev007'"),
         (["--bazel", "latest"], "--bazel names Bazel 'latest'"),
     ],
 )

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tpuforge.build import bazelrc
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import sha256_tree
 from tpuforge.pins import Upstream
 from tpuforge.process import Completed, clean_env, redact, run
 
@@ -46,6 +47,8 @@ _SETTINGS = (
     *("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60"),
 )
 _SHOWN = 5
+# Bazel writes it into the workspace that it builds, as a record of what it resolved
+_BAZELS_OWN = "MODULE.bazel.lock"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Checkout:
             nothing was changed since.
         epoch: Time of the commit, seconds since 1970; None where there is no commit.
         changes: What differs from the commit, as ``git status`` says it.
+        tree_sha256: Digest of the files themselves where no commit tells them; else None.
     """
 
     path: Path
@@ -72,6 +76,7 @@ class Checkout:
     verified: bool
     epoch: int | None
     changes: tuple[str, ...] = ()
+    tree_sha256: str | None = None
 
     @property
     def described(self) -> str:
@@ -110,7 +115,9 @@ def local(given: str, upstream: Upstream, *, allow_dirty: bool = False) -> Check
     _require_target(source, mend)
     commit = _commit_of(source)
     if commit is None:
-        return Checkout(source, None, False, None, None, False, None)
+        return Checkout(
+            source, None, False, None, None, False, None, tree_sha256=_digest_of(source)
+        )
     changes = _changes(source)
     if changes and not allow_dirty:
         more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
@@ -128,7 +135,22 @@ def local(given: str, upstream: Upstream, *, allow_dirty: bool = False) -> Check
         commit == upstream.commit and not changes,
         _time_of(source),
         changes,
+        _digest_of(source) if changes else None,
     )
+
+
+def is_unchanged(source: Checkout) -> bool:
+    """Whether a source still is what it was when it was looked at: a build may take hours.
+
+    Args:
+        source: The source.
+    """
+    if source.tree_sha256 is not None and _digest_of(source.path) != source.tree_sha256:
+        return False
+    if source.commit is None:
+        return True
+    now = {entry for entry in _changes(source.path) if not entry.endswith(f" {_BAZELS_OWN}")}
+    return _commit_of(source.path) == source.commit and now <= set(source.changes)
 
 
 def fetch(
@@ -260,8 +282,19 @@ def _commit_of(folder: Path) -> str | None:
 
 
 def _holds(folder: Path, commit: str) -> bool:
-    """Whether a folder is a checkout of a commit, with nothing changed."""
-    return _commit_of(folder) == commit and not _changes(folder)
+    """Whether a fetched folder is a checkout of a commit; what Bazel changed is put right."""
+    if _commit_of(folder) != commit:
+        return False
+    if _changes(folder) == (f" M {_BAZELS_OWN}",):
+        _git(["checkout", "-q", "HEAD", "--", _BAZELS_OWN], cwd=folder)
+    return not _changes(folder)
+
+
+def _digest_of(folder: Path) -> str:
+    """A digest of all files but git's own, Bazel's lock and what Bazel's links show."""
+    links = {path for path in folder.glob("bazel-*") if path.is_symlink()}
+    others = {folder / ".git", folder / _BAZELS_OWN}
+    return sha256_tree(*sorted(set(folder.iterdir()) - links - others))
 
 
 def _time_of(folder: Path) -> int:
@@ -275,7 +308,9 @@ def _changes(folder: Path) -> tuple[str, ...]:
         cwd=folder,
         doing=f"asking git what was changed in {folder}",
     )
-    changed = [entry for entry in done.output.split("\0") if entry.strip()]
+    changed = [
+        entry for entry in done.output.split("\0") if entry.strip() and entry != f"?? {_BAZELS_OWN}"
+    ]
     known = set(_git(["ls-files", "-z"], cwd=folder).output.split("\0"))
     for path in bazelrc.read(folder).files:
         inside = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

@@ -61,7 +61,7 @@ VERB = "build_wheel"
 _BAZEL_LIMIT_S = 900.0
 _TIME_OF_COMMIT = ".devYYYYMMDDHHMMSS"
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
-_SUFFIX = re.compile(r"\.(?:dev|post)\d+")
+_SUFFIX = re.compile(r"\.(?:dev|post)(?:0|[1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -452,6 +452,12 @@ def _keep(settled: _Settled, one: _Build) -> dict[str, Any]:
     It is normalised first: its members get the time of the commit, and equal content equal bytes.
     """
     pins, progress = settled.run.pins, settled.run.progress
+    if not checkout.is_unchanged(settled.source):
+        raise ForgeError(
+            f"{settled.source.path} was changed while it was built",
+            expected="the source that was looked at before",
+            mend="run the same command again, and leave the source alone meanwhile",
+        )
     uri, stated = one.built.wheels[0]
     path = _path_of(uri, one.python, settled.suffix)
     folder = out_dir() / "wheels"
@@ -510,8 +516,9 @@ def _keep(settled: _Settled, one: _Build) -> dict[str, Any]:
 
 
 def _move(wheel: Path, folder: Path) -> None:
-    """Put a wheel and what lies beside it into a folder, the wheel last."""
+    """Put a wheel and what lies beside it into a folder; no wheel is ever beside another's."""
     folder.mkdir(exist_ok=True)
+    (folder / wheel.name).unlink(missing_ok=True)
     beside = [path for path in wheel.parent.iterdir() if path.is_file() and path != wheel]
     for path in [*beside, wheel]:
         path.replace(folder / path.name)
@@ -559,6 +566,7 @@ def _statement(
             ref=source.ref,
             commit=source.commit,
             dirty=source.dirty,
+            tree_sha256=source.tree_sha256,
         ),
         python=one.python,
         configs=plan.all_configs,
@@ -640,6 +648,7 @@ def _outcome(
                 "verified": source.verified,
                 "dirty": source.dirty,
                 "changes": list(source.changes),
+                "tree_sha256": source.tree_sha256,
             },
             "bazelisk": {"origin": place.tool.origin, "sha256": place.tool.sha256},
             "bazel": {"version": bazel.version, "sha256": bazel.sha256, "known": bazel.known},
