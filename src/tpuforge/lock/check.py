@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tpuforge.console import Progress
+from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import provenance
 from tpuforge.lock.conflicts import CONFLICTS_FILE, Conflict, load_conflicts, moved, over
@@ -43,6 +44,7 @@ from tpuforge.lock.inputs import (
     wheel_metadata,
 )
 from tpuforge.lock.names import LOCK_DIR, NAMES_FILE, ended, is_cuda, load_names
+from tpuforge.lock.pool import Board, together
 from tpuforge.lock.resolve import describe_changes, say_ignored, targets
 from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep, workspace
 from tpuforge.lock.sources import UnreachableError, read_source
@@ -62,6 +64,7 @@ _VERB = "lock_check"
 _STAMP_SCHEMA = "tpuforge.lock-proofs/1"
 _BESIDE = ("smoke", "simulator")
 _APART = "tools"
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
     if unjudged:
         summary = "complete, clean and in step with the pins; freshness not judged"
         return Outcome("done", summary, data, notes, Exit.CANNOT, text)
-    names = ", ".join(lock_path(*target).stem for target in chosen)
+    names = _names(chosen)
     if due:
         return Outcome("done", f"{names}: fresh, complete and free of CUDA", data, notes)
     oldest = min(str(proofs.of(*target)["proven"]) for target in chosen)
@@ -244,6 +247,13 @@ def _orphans(pins: Pins) -> list[Fault]:
         for path in sorted(LOCK_DIR.glob("*.txt"))
         if path not in known
     ]
+
+
+def _names(locks: Sequence[tuple[str, str]]) -> str:
+    """Locks for people: by name, unless they are many."""
+    if len(locks) > _NAMED:
+        return f"{len(locks)} locks"
+    return ", ".join(lock_path(*target).stem for target in locks)
 
 
 def _count(flavour: str, python: str) -> int:
@@ -511,6 +521,7 @@ class _Proofs:
         fits = isinstance(held, dict) and held.get("schema") == _STAMP_SCHEMA
         proofs = held.get("proofs") if fits else None
         self._held: dict[str, Any] = proofs if isinstance(proofs, dict) else {}
+        self._guard = threading.Lock()
 
     def _key(self, flavour: str, python: str) -> str:
         path = lock_path(flavour, python)
@@ -539,14 +550,16 @@ class _Proofs:
 
     def keep(self, name: str, key: str, way: str, index: str, seconds: float) -> None:
         """Keep a proof."""
-        self._held[name] = {
+        proof = {
             "key": key,
             "proven": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "way": way,
             "index": index,
             "seconds": round(seconds, 1),
         }
-        write_json(self._path, {"schema": _STAMP_SCHEMA, "proofs": self._held})
+        with self._guard:
+            self._held[name] = proof
+            write_json(self._path, {"schema": _STAMP_SCHEMA, "proofs": self._held})
 
 
 def _prove(
@@ -566,33 +579,55 @@ def _prove(
     sweep()
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
-    faults += [f for _, python in due[:1] for f in _table(pins, python, due, source.folders)]
-    for number, (flavour, python) in enumerate(due):
-        job = Job(pins, flavour, python, source)
-        started = time.monotonic()
-        path = lock_path(flavour, python)
-        try:
-            with progress.step(f"resolving {job.what} anew"):
-                if number == 0:
-                    job.probe()
-                fresh = resolve(job)
-        except UnreachableError as error:
-            return error.found
-        except ForgeError as error:
-            if error.exit_code != Exit.FAULT:
-                return error.found
-            faults.append(Fault(f"lock/{path.name}", "", "fresh", error.found, error.mend))
-            continue
-        changes = describe_changes(read_lock(path), fresh.packages)
-        names = [package.name for package in fresh.packages]
-        text = render(fresh.packages, inputs_key(pins, flavour, python, names), python)
-        if not changes and text != path.read_text(encoding="utf-8"):
-            changes = ["it names the right packages in other bytes than ./forge lock writes"]
-        mend = f"check the index {source.name}; if right: ./forge lock --renew, git diff lock/"
-        faults += [Fault(f"lock/{path.name}", "", "fresh", what, mend) for what in changes]
-        if not changes:
-            proofs.add(flavour, python, fresh.way, source.name, time.monotonic() - started)
+    for python in dict.fromkeys(python for _, python in due):
+        faults += _table(pins, python, due, source.folders)
+    found: dict[tuple[str, str], list[Fault]] = {}
+
+    def one(job: Job, board: Board) -> None:
+        target, started = (job.flavour, job.python), time.monotonic()
+        board.show(job, "resolving")
+        found[target], way = _anew(job)
+        seconds = time.monotonic() - started
+        if not found[target]:
+            proofs.add(*target, way, source.name, seconds)
+        board.end(job, f"{'not fresh' if found[target] else 'fresh'} ({duration(seconds)})")
+
+    title = f"resolving {_names(due)} anew"
+    try:
+        with progress.step("asking the package index"):
+            Job(pins, *due[0], source).probe()
+        together(pins, due, source, progress, title=title, one=one)
+    except ForgeError as error:
+        if error.exit_code in (Exit.FAULT, Exit.INTERRUPTED):
+            raise
+        return error.found
+    finally:
+        # also what was found before the index went away
+        faults += [fault for target in due for fault in found.get(target, [])]
     return ""
+
+
+def _anew(job: Job) -> tuple[list[Fault], str]:
+    """Resolve a lock anew and compare.
+
+    Returns:
+        What is not fresh about it, and the way it was resolved, if it was.
+    """
+    path = lock_path(job.flavour, job.python)
+    file = f"lock/{path.name}"
+    try:
+        fresh = resolve(job)
+    except ForgeError as error:
+        if error.exit_code != Exit.FAULT:
+            raise
+        return [Fault(file, "", "fresh", error.found, error.mend)], ""
+    changes = describe_changes(read_lock(path), fresh.packages)
+    names = [package.name for package in fresh.packages]
+    text = render(fresh.packages, inputs_key(job.pins, job.flavour, job.python, names), job.python)
+    if not changes and text != path.read_text(encoding="utf-8"):
+        changes = ["it names the right packages in other bytes than ./forge lock writes"]
+    mend = f"check the index {job.source.name}; if right: ./forge lock --renew, git diff lock/"
+    return [Fault(file, "", "fresh", what, mend) for what in changes], fresh.way
 
 
 if __name__ == "__main__":

@@ -8,13 +8,10 @@ without ``--renew``: an index that was swapped or tampered with looks just like 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +37,7 @@ from tpuforge.lock.inputs import (
     requirements,
 )
 from tpuforge.lock.names import LOCK_DIR, is_cuda
+from tpuforge.lock.pool import Board, together
 from tpuforge.lock.provenance import Listed, document, listed, path_of, read
 from tpuforge.lock.resolver import (
     WAYS,
@@ -50,7 +48,6 @@ from tpuforge.lock.resolver import (
     resolve_unguarded,
     sweep,
     verify,
-    view_of,
     workspace,
 )
 from tpuforge.lock.sources import Source, read_source
@@ -154,7 +151,12 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
         sweep()
         with progress.step("asking the package index"):
             Job(pins, *chosen[0], source).probe()
-        results = _together(pins, chosen, source, options, progress)
+        title = f"resolving {len(chosen)} lock(s)"
+
+        def one(job: Job, board: Board) -> dict[str, object]:
+            return _one(job, options, board)
+
+        results = together(pins, chosen, source, progress, title=title, one=one)
         write_page(pins)
     written = [result["file"] for result in results if result["changed"]]
     summary = (
@@ -327,87 +329,7 @@ def say_ignored(source: Source, progress: Progress) -> None:
         )
 
 
-class _Board:
-    """What several threads are at, in the one line that a step has.
-
-    Args:
-        progress: The display.
-        total: How many locks there are.
-    """
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._guard = threading.Lock()
-        self._at: dict[str, str] = {}
-        self._done = 0
-
-    def show(self, job: Job, what: str) -> None:
-        """Say what is done for a lock now."""
-        with self._guard:
-            self._at[job.who] = what
-            self._refresh()
-
-    def end(self, job: Job, said: str) -> None:
-        """Say how a lock came out."""
-        with self._guard:
-            del self._at[job.who]
-            self._done += 1
-            self._refresh()
-        self._progress.note(f"{job.who}: {said}")
-
-    def count(self, size: int) -> None:
-        """Count bytes downloaded."""
-        with self._guard:
-            self._progress.advance(size)
-
-    def _refresh(self) -> None:
-        at = ", ".join(f"{who}: {what}" for who, what in self._at.items())
-        self._progress.detail(f"{self._done} of {self._total} done; {at}")
-
-
-def _together(
-    pins: Pins,
-    chosen: Sequence[tuple[str, str]],
-    source: Source,
-    options: argparse.Namespace,
-    progress: Progress,
-) -> list[dict[str, object]]:
-    """Resolve locks side by side, each after the one it builds on; what came of each.
-
-    When one fails, or a person stops it, the children of the others are ended, and no lock is
-    written after that.
-    """
-    stop = threading.Event()
-    board = _Board(progress, len(chosen))
-    held = {
-        target: read_lock(lock_path(*target)) for target in chosen if lock_path(*target).exists()
-    }
-    expect = {package.name for packages in held.values() for package in packages}
-    done: dict[tuple[str, str], dict[str, object]] = {}
-    with (
-        view_of(pins, source, expect - pins.cpu_builds.keys()) as view,
-        progress.step(f"resolving {len(chosen)} lock(s)"),
-        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
-    ):
-        for on_top in (False, True):
-            level = [target for target in chosen if bool(pins.flavours[target[0]].on) is on_top]
-            # the largest first, so that none of them is alone at the end
-            level.sort(key=lambda target: -len(held.get(target, ())))
-            jobs = [Job(pins, *target, source, view, stop) for target in level]
-            futures = {pool.submit(_one, job, options, board): job for job in jobs}
-            try:
-                for future in as_completed(futures):
-                    job = futures[future]
-                    done[job.flavour, job.python] = future.result()
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
-    return [done[target] for target in chosen]
-
-
-def _one(job: Job, options: argparse.Namespace, board: _Board) -> dict[str, object]:
+def _one(job: Job, options: argparse.Namespace, board: Board) -> dict[str, object]:
     started = time.monotonic()
     path = lock_path(job.flavour, job.python)
     board.show(job, "resolving")
@@ -443,7 +365,7 @@ def _one(job: Job, options: argparse.Namespace, board: _Board) -> dict[str, obje
 
 
 def _verify_new(
-    job: Job, before: str, packages: Sequence[Locked], *, renew: bool, board: _Board
+    job: Job, before: str, packages: Sequence[Locked], *, renew: bool, board: Board
 ) -> int:
     """Refuse what contradicts the present lock, and verify the files that are new to it.
 
