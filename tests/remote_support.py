@@ -169,21 +169,23 @@ class Build:
     said: str
 
 
+def clean(checkout: Checkout) -> None:
+    """Remove all that Bazel knows of the workspace; its own unpacked files may stay."""
+    work = checkout.out / "bazel"
+    for path in [work / "disk", *(work / "root").glob("*")]:
+        if path.name != "install":
+            subprocess.run(["chmod", "-R", "u+w", str(path)], check=False, capture_output=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+
 _ACTIONS = re.compile(r"([\d,]+) actions: ([\d,]+) from caches(?:, ([\d,]+) on the remote)?")
 
 
 def build(
     checkout: Checkout, bazel: Path, *more: str, env: Mapping[str, str] | None = None
 ) -> Build:
-    """Build the wheel from a clean output root with the verb, as a person would.
-
-    Only what does not know the workspace is left of earlier runs: Bazel's own unpacked files.
-    """
-    work = checkout.out / "bazel"
-    for path in [work / "disk", *(work / "root").glob("*")]:
-        if path.name != "install":
-            subprocess.run(["chmod", "-R", "u+w", str(path)], check=False, capture_output=True)
-            shutil.rmtree(path, ignore_errors=True)
+    """Build the wheel from a clean output root with the verb, as a person would."""
+    clean(checkout)
     workspace = checkout.root / "workspace"
     done = checkout.run(*arguments(workspace, bazel), *more, module=MODULE, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -206,6 +208,7 @@ class Cache:
     Attributes:
         store: What was put, by path.
         status: A status that every request is answered with, instead of the real answer.
+        left: After how many more requests it breaks off and answers no more; None for never.
         hits: Paths that were asked for and there.
         misses: Paths that were asked for and not there.
         puts: Paths that were put, in order.
@@ -214,6 +217,7 @@ class Cache:
 
     store: dict[str, bytes] = field(default_factory=dict)
     status: int = 0
+    left: int | None = None
     hits: list[str] = field(default_factory=list)
     misses: list[str] = field(default_factory=list)
     puts: list[str] = field(default_factory=list)
@@ -241,7 +245,17 @@ def serve_cache() -> Iterator[Cache]:
         def log_message(self, format: str, *args: object) -> None:
             del format, args
 
+        def dead(self) -> bool:
+            with lock:
+                if cache.left is None:
+                    return False
+                cache.left -= 1
+                self.close_connection = cache.left < 0
+                return self.close_connection
+
         def do_GET(self) -> None:
+            if self.dead():
+                return
             with lock:
                 cache.authorizations.append(self.headers.get("Authorization"))
                 content = cache.store.get(self.path)
@@ -250,6 +264,8 @@ def serve_cache() -> Iterator[Cache]:
             self.answer(cache.status or (404 if content is None else 200), content or b"")
 
         def do_PUT(self) -> None:
+            if self.dead():
+                return
             content = self.rfile.read(int(self.headers["Content-Length"]))
             with lock:
                 cache.authorizations.append(self.headers.get("Authorization"))

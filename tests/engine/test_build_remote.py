@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from bazel_support import get_bazel
+from bazel_support import MODULE, arguments, get_bazel
 from build_support import Checkout, free_port, make_checkout
-from remote_support import FOR_OLD_BAZEL, build, make_workspace, serve_cache
+from remote_support import FOR_OLD_BAZEL, build, clean, make_workspace, serve_cache
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,17 @@ def test_a_remote_cache_gives_the_same_wheel(checkout: Checkout) -> None:
         cache.status = 401
         refused = build(checkout, bazel, "--remote", f"cache={cache.url}")
         assert (refused.cached, refused.sha256) == (0, local.sha256)
-        assert "401" in refused.said
+        assert "The remote cache was of no use: 401 Unauthorized." in refused.said
+
+        # what it had is fetched when it is needed: a build that has begun cannot do without it
+        cache.status, cache.left = 0, actions
+        clean(checkout)
+        words = [*arguments(checkout.root / "workspace", bazel), "--remote", f"cache={cache.url}"]
+        died = checkout.run(*words, module=MODULE, timeout=120)
+        assert died.returncode == 2
+        assert "the remote cache or executor cannot be reached, or it failed" in died.stderr
     dead = f"http://127.0.0.1:{free_port()}"
-    gone = checkout.run(
-        *("--source", str(checkout.root / "workspace"), "--bazel", str(bazel)),
-        *("--where", "host", "--remote", f"cache={dead}"),
-        module="tpuforge.build.source",
-        timeout=60,
-    )
+    gone = checkout.run(*words[:-1], f"cache={dead}", module=MODULE, timeout=60)
     # the preflight tells it before Bazel runs
     assert gone.returncode == 2
     assert "127.0.0.1" in gone.stderr
@@ -59,7 +62,7 @@ def test_credentials_in_the_address_are_refused(checkout: Checkout) -> None:
     done = checkout.run(
         "--remote",
         "cache=http://me:hunter2-hunter2@127.0.0.1:1/",
-        module="tpuforge.build.source",
+        module=MODULE,
     )
     assert done.returncode == 2
     assert "holds credentials" in done.stderr

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from room import PASSWORD, USER, Services
+from room import services as services_of
 
+from bazel_support import MODULE, arguments, left_running
+from build_support import free_port, wait_for
 from conftest import Place
-from remote_support import Build, build
+from remote_support import Build, build, clean
 
 
 def remote_of(made: Build) -> dict[str, str]:
@@ -70,3 +73,27 @@ def test_buildgrid_as_an_executor(place: Place, services: Services) -> None:
     assert (again.cached, again.remote) == (place.actions, 0)
     assert again.sha256 == place.local.sha256
     assert remote_of(again) == {"kind": "executor", "service": services.executor}
+
+
+def test_an_executor_that_dies(place: Place, made_room: Path, tmp_path: Path) -> None:
+    if not place.new:
+        pytest.skip("Bazel 2.1.0 refuses a disk cache beside an executor")
+    checkout = place.checkout
+    packer = checkout.root / "workspace" / "ci" / "wheel" / "pack.py"
+    before = packer.read_text()
+    packer.write_text(before.replace("out, *paths", "time.sleep(300)\nout, *paths"))
+    log = checkout.out / "bazel" / "build_wheel-py311.log"
+    log.unlink()
+    try:
+        with services_of(made_room, [free_port() for _ in range(5)], tmp_path / "log") as running:
+            clean(checkout)
+            words = arguments(checkout.root / "workspace", place.bazel)
+            ask = ("--remote", f"executor={running.executor}")
+            child = checkout.start(*words, *ask, module=MODULE)
+            wait_for(lambda: log.is_file() and "Pack" in log.read_text(), 120)
+        _, said = child.communicate(timeout=200)
+    finally:
+        packer.write_text(before)
+    assert child.returncode == 2, said
+    assert "the remote cache or executor cannot be reached" in said
+    assert left_running(checkout) == []

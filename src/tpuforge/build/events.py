@@ -20,6 +20,7 @@ import binascii
 import json
 import re
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ TAIL_LINES = 40
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARS = 400
 _POLL_S = 0.25
+# Bazel may wait for ever on a full disk (2.1.0 does, when it cannot write its own log)
+_FULL_S = 20.0
 
 # the exit codes of Bazel that tell more than "failed"
 _USAGE = 2
@@ -476,12 +479,7 @@ def _of_machine(
     # Bazel goes on after some of these for a while, so every line counts
     full = _DISK.search(words) or _DISK.search(output)
     if full:
-        return Cause(
-            "disk",
-            f"a disk is full ({full[0]})",
-            "free some space, or keep the caches elsewhere: --cache DIR; then run the same "
-            "command again",
-        )
+        return _full(full[0])
     if (category, name) == ("spawn", "TIMEOUT"):
         return Cause(
             "time",
@@ -495,6 +493,15 @@ def _of_machine(
             "wait for its end, then run the same command again",
         )
     return None
+
+
+def _full(words: str) -> Cause:
+    return Cause(
+        "disk",
+        f"a disk is full ({words})",
+        "free some space, or keep the caches elsewhere: --cache DIR; then run the same "
+        "command again",
+    )
 
 
 def _of_network(
@@ -521,12 +528,15 @@ def _of_network(
         ("spawn", "REMOTE_CACHE_FAILED"),
         ("spawn", "REMOTE_CACHE_EVICTED"),
     )
-    if code in _REMOTE or remote or (not built.finished and _UNREACHABLE.search(words)):
-        why = _UNREACHABLE.search(words)
+    # outputs stay at a cache until they are needed: when it dies then, an old Bazel blames this
+    # machine
+    trouble = cache_trouble(output) if code == _MACHINE else ""
+    unreachable = _UNREACHABLE.search(words)
+    if code in _REMOTE or remote or trouble or (unreachable and not built.finished):
+        why = unreachable[0] if unreachable else trouble or f"Bazel's exit code {code}"
         return Cause(
             "remote",
-            "the remote cache or executor cannot be reached, or it failed"
-            + (f" ({why[0]})" if why else f" (Bazel's exit code {code})"),
+            f"the remote cache or executor cannot be reached, or it failed ({why})",
             "check its address and that it runs, or build without it: --remote none",
         )
     return None
@@ -636,6 +646,9 @@ class Follower:
     Args:
         path: The file that ``--build_event_json_file`` names; it may not be there yet.
         show: Called with one line whenever there is something new to say.
+
+    Attributes:
+        hopeless: Set when the build cannot go on and does not end either; see :attr:`why`.
     """
 
     def __init__(self, path: Path, show: Callable[[str], None]) -> None:
@@ -649,6 +662,13 @@ class Follower:
         self._steps: tuple[int, int, int, str] | None = None
         self._failed: list[str] = []
         self._said = ""
+        self._full: tuple[float, str] | None = None
+        self.hopeless = threading.Event()
+
+    @property
+    def why(self) -> Cause | None:
+        """Why the build is hopeless; None while it is not."""
+        return _full(self._full[1]) if self._full and self.hopeless.is_set() else None
 
     def start(self) -> None:
         """Begin to read the file of events."""
@@ -667,6 +687,9 @@ class Follower:
         Args:
             text: The line, without its end.
         """
+        full = _DISK.search(text)
+        if full is not None and self._full is None:
+            self._full = (time.monotonic(), full[0])
         step = _STEP.match(text)
         phase = _PHASE.match(text)
         fetching = _FETCHING.match(text)
@@ -689,6 +712,8 @@ class Follower:
         position, rest = 0, b""
         while True:
             last = self._over.wait(_POLL_S)
+            if self._full is not None and time.monotonic() - self._full[0] > _FULL_S:
+                self.hopeless.set()
             try:
                 with self._path.open("rb") as file:
                     file.seek(position)
