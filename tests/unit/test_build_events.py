@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from build_support import wait_for
+from tpuforge.build import events as events_module
 from tpuforge.build.checkout import TARGET
 from tpuforge.build.events import (
     TAIL_LINES,
@@ -341,3 +342,23 @@ def test_the_end_of_the_file_is_not_missed(tmp_path: Path) -> None:
 )
 def test_a_cache_that_is_of_no_use(output: str, trouble: str) -> None:
     assert cache_trouble(output) == trouble
+
+
+def test_a_build_that_stands_still_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_module, "_FULL_S", 0.5)
+    follower = Follower(tmp_path / "events.json", lambda _: None)
+    follower.start()
+    try:
+        follower.line("[1 / 2] Compiling x.cc; 1s local")
+        assert not follower.hopeless.wait(1)
+        follower.line("java.io.IOException: No space left on device")
+        # it may end by itself
+        assert not follower.hopeless.wait(0.2)
+        assert follower.why is None
+        assert follower.hopeless.wait(5)
+    finally:
+        follower.stop()
+    assert follower.why is not None
+    assert follower.why.kind == "disk"

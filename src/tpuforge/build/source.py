@@ -413,7 +413,16 @@ def _run_bazel(settled: _Settled, python: str) -> _Build:
                 log=log,
                 doing="building the wheel",
                 mend=f"read {log}, or give it more time: --limit-hours {plan.limit_s / 1800:g}",
+                stop=follower.hopeless,
             )
+    except ForgeError as error:
+        if follower.why is None:
+            raise
+        raise ForgeError(
+            f"the build stood still and was ended: {follower.why.found}",
+            expected="a build that goes on or ends",
+            mend=f"{follower.why.remedy}; the log: {log}",
+        ) from error
     finally:
         follower.stop()
     built = read_events(plan.events)

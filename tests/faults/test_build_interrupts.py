@@ -1,0 +1,333 @@
+"""``build_wheel`` broken off at every kind of moment, starved of disk, and let down by its remote.
+
+The real verb runs the real Bazelisk and a real Bazel on the small workspace of the tests. After
+every end, in order or not: no process of the build is left, no half wheel, no build events, which
+hold the environment; and the next run goes on from the caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bazel_support import GOOD, MODULE, arguments, get_bazel, make_workspace, set_command
+from build_support import Checkout, kill, make_checkout, wait_for
+from remote_support import FOR_OLD_BAZEL, serve_cache
+
+SECRET = "sesame-8d1f"
+# a proxy with a password is the one secret that a build has to be given; the rest stays outside
+SECRETS = {
+    "GITHUB_TOKEN": SECRET,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "HTTPS_PROXY": f"http://me:{SECRET}@127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+}
+# an action that does not mind TERM, as a linker in the middle of its output may not
+STUBBORN = "trap : TERM INT; touch {mark}; sleep 97 & wait; wait; cat ci/wheel/NAME"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return make_checkout(tmp_path_factory.mktemp("interrupts") / "checkout")
+
+
+@pytest.fixture(scope="module")
+def bazel(checkout: Checkout) -> Path:
+    return get_bazel(checkout.root)
+
+
+@pytest.fixture
+def workspace(checkout: Checkout) -> Iterator[Path]:
+    folder = make_workspace(checkout.root / "workspace")
+    rc = folder / ".bazelrc"
+    # as in TorchTPU's own source, which runs its actions without a sandbox
+    rc.write_text(f"{rc.read_text()}build:no_rbe --spawn_strategy=standalone\n")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def mark(checkout: Checkout) -> Iterator[Path]:
+    """A file that a build makes when it has come to the moment of the test."""
+    path = checkout.root / "begun"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def at_work(checkout: Checkout) -> list[str]:
+    """Every process that is started in, or works in, the out folder of this checkout."""
+    out = os.fsencode(checkout.out)
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (process / "cmdline").read_bytes()
+            if out in line or os.fsencode((process / "cwd").readlink()).startswith(out):
+                found.append(line.replace(b"\0", b" ").decode())
+    return found
+
+
+def nothing_runs(checkout: Checkout) -> None:
+    """Wait until the guard of a killed run has done its work."""
+    deadline = time.monotonic() + 30
+    while left := at_work(checkout):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def nothing_is_left(checkout: Checkout, *, wheels: int = 0) -> None:
+    assert at_work(checkout) == []
+    assert list((checkout.out / "bazel").glob("run/*")) == []
+    kept = checkout.out / "wheels"
+    assert len(list(kept.glob("*.whl"))) == wheels
+    assert list(kept.glob(".kept-*")) == []
+
+
+def places_of(text: str, folder: Path) -> list[Path]:
+    """The files below a folder that hold a text, also inside gzip."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            data = path.read_bytes()
+            if data[:2] == b"\x1f\x8b":
+                with contextlib.suppress(OSError, EOFError):
+                    data = gzip.decompress(data)
+            if text.encode() in data:
+                found.append(path)
+    return found
+
+
+def start(checkout: Checkout, workspace: Path, bazel: Path, **env: str) -> subprocess.Popen[str]:
+    return checkout.start(*arguments(workspace, bazel), module=MODULE, env=env)
+
+
+def good_run(checkout: Checkout, workspace: Path, bazel: Path) -> str:
+    """A run that has to end well; what it said."""
+    done = checkout.run(*arguments(workspace, bazel), module=MODULE, timeout=120)
+    assert done.returncode == 0, done.stderr
+    nothing_is_left(checkout, wheels=1)
+    return done.stdout
+
+
+def interrupted(child: subprocess.Popen[str], *signals: signal.Signals) -> None:
+    for number in signals:
+        child.send_signal(number)
+        time.sleep(0.2)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "interrupted; what was finished is kept" in err
+
+
+def test_before_bazel_runs(checkout: Checkout, workspace: Path, bazel: Path) -> None:
+    child = start(checkout, workspace, bazel)
+    wait_for((checkout.out / "bazel" / ".lock").exists)
+    interrupted(child, signal.SIGTERM)
+    nothing_is_left(checkout)
+
+
+def test_while_the_source_is_read(
+    checkout: Checkout, workspace: Path, bazel: Path, mark: Path
+) -> None:
+    rule = workspace / "version.bzl"
+    slow = f"ctx.execute(['sh', '-c', 'touch {mark}; sleep 97'])"
+    text = rule.read_text()
+    rule.write_text(text.replace("(ctx):\n", f"(ctx):\n    {slow}\n", 1))
+    child = start(checkout, workspace, bazel)
+    wait_for(mark.exists, 60)
+    interrupted(child, signal.SIGTERM)
+    nothing_is_left(checkout)
+
+
+def test_during_an_action_twice_over(
+    checkout: Checkout, workspace: Path, bazel: Path, mark: Path
+) -> None:
+    # the second Ctrl-C comes while the first one is being obeyed
+    set_command(workspace, STUBBORN.format(mark=mark))
+    child = start(checkout, workspace, bazel)
+    wait_for(mark.exists, 60)
+    interrupted(child, signal.SIGINT, signal.SIGINT)
+    nothing_is_left(checkout)
+
+
+def test_killed_during_an_action_then_again_from_the_caches(
+    checkout: Checkout, workspace: Path, bazel: Path, mark: Path
+) -> None:
+    done_once = checkout.root / "first-step"
+    package = workspace / "ci" / "wheel" / "BUILD"
+    first = f"echo x >> {done_once}; echo > $@"
+    step = f'genrule(name = "first", outs = ["first.txt"], cmd = "{first}")\n'
+    needs = 'glob(["*.whl"]) + [":first"]'
+
+    def wheel_by(command: str) -> None:
+        set_command(workspace, command)
+        package.write_text(package.read_text().replace('glob(["*.whl"])', needs) + step)
+
+    wheel_by(STUBBORN.format(mark=mark))
+    child = start(checkout, workspace, bazel, **SECRETS)
+    wait_for(mark.exists, 60)
+    assert any("server" in line for line in at_work(checkout))
+    kill(child)
+    # no next run was needed for that
+    nothing_runs(checkout)
+    nothing_is_left(checkout)
+    assert places_of(SECRET, checkout.out) == []
+
+    # the very next run, with nothing but the disk cache: what was done is not done again
+    wheel_by(GOOD)
+    for base in (checkout.out / "bazel" / "root").iterdir():
+        if base.name != "install":
+            subprocess.run(["chmod", "-R", "u+w", str(base)], check=True)
+            shutil.rmtree(base)
+    good_run(checkout, workspace, bazel)
+    assert done_once.read_text() == "x\n"
+
+
+def test_a_run_that_starts_while_a_killed_one_is_cleared_away(
+    checkout: Checkout, workspace: Path, bazel: Path, mark: Path
+) -> None:
+    set_command(workspace, STUBBORN.format(mark=mark))
+    child = start(checkout, workspace, bazel)
+    wait_for(mark.exists, 60)
+    set_command(workspace, GOOD)
+    kill(child)
+    good_run(checkout, workspace, bazel)
+
+
+def test_killed_while_the_wheel_is_copied(checkout: Checkout, workspace: Path, bazel: Path) -> None:
+    kept = checkout.out / "wheels"
+    shutil.rmtree(kept, ignore_errors=True)
+    # large enough to be caught in the middle
+    set_command(workspace, f"{GOOD}; head -c 150000000 /dev/zero")
+    child = start(checkout, workspace, bazel)
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in kept.glob(".kept-*/raw/*.whl")):
+        assert time.monotonic() < deadline, child.communicate()
+        time.sleep(0.002)
+    kill(child)
+    nothing_runs(checkout)
+    assert list(kept.glob("*.whl*")) == []
+    assert len(list(kept.glob(".kept-*"))) == 1
+    set_command(workspace, GOOD)
+    good_run(checkout, workspace, bazel)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A file system of its own, of as many megabytes as the test says; it can be resized."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system takes root")
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(megabytes: int) -> Path:
+        options = f"size={megabytes}m" + (",remount" if os.path.ismount(place) else "")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+        return place
+
+    try:
+        yield mount
+    finally:
+        if os.path.ismount(place):
+            # at once, whatever still holds it
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_disk_that_fills_up(
+    checkout: Checkout,
+    workspace: Path,
+    bazel: Path,
+    mark: Path,
+    small_disk: Callable[[int], Path],
+) -> None:
+    # large enough for the preflight, and cut down as the action runs
+    disk = small_disk(100_000)
+    go = checkout.root / "go-on"
+    wait = f"touch {mark}; while ! test -e {go}; do sleep 0.1; done"
+    set_command(workspace, f"{wait}; {GOOD}; head -c 40000000 /dev/zero")
+    words = [*arguments(workspace, bazel), "--cache", str(disk / "cache")]
+    out = disk / "out"
+    # room for a part of the wheel; for the wheel and Bazel's own copy, but not for ours
+    for room in (20, 100):
+        child = checkout.start(*words, module=MODULE, env={"TPUFORGE_OUT": str(out)})
+        wait_for(mark.exists, 60)
+        small_disk(shutil.disk_usage(disk).used // 1_048_576 + room)
+        go.touch()
+        _, err = child.communicate(timeout=120)
+        assert child.returncode == 2, err
+        assert "No space left on device" in err
+        # Bazel's own end, or ours when it does not come to one; or what the system told us
+        assert ("a disk is full" if room < 40 else "[Errno 28]") in err, err
+        assert "free some space" in err
+        assert len(err.splitlines()) < 60
+        assert list(out.glob("wheels/*.whl")) == []
+        assert list(out.glob("wheels/.kept-*")) == []
+        nothing_is_left(checkout, wheels=1)
+        small_disk(100_000)
+        mark.unlink()
+        go.unlink()
+
+
+class Wire:
+    """A connection to a port that can be cut."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.ends: list[socket.socket] = []
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.server.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self.server.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self.target))
+                self.ends += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self.copy, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def copy(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+
+    def cut(self) -> None:
+        for end in [self.server, *self.ends]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_a_remote_cache_that_dies_in_the_middle(
+    checkout: Checkout, workspace: Path, bazel: Path, mark: Path
+) -> None:
+    rc = workspace / ".bazelrc"
+    rc.write_text(rc.read_text() + FOR_OLD_BAZEL)
+    go = checkout.root / "go-on"
+    set_command(
+        workspace,
+        f"touch {mark}; while ! test -e {go}; do sleep 0.1; done; {GOOD}",
+    )
+    with serve_cache() as cache:
+        wire = Wire(cache.port)
+        remote = ["--remote", f"cache=http://127.0.0.1:{wire.port}"]
+        child = checkout.start(*arguments(workspace, bazel), *remote, module=MODULE)
+        wait_for(mark.exists, 60)
+        assert cache.misses, "the cache was asked before it died"
+        wire.cut()
+        go.touch()
+        _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert cache.puts == []
+    nothing_is_left(checkout, wheels=1)
