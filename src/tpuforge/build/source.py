@@ -48,7 +48,7 @@ from tpuforge.build.checkout import TARGET, Checkout
 from tpuforge.build.events import Built, Follower, cache_trouble, describe, explain, read_events
 from tpuforge.build.leftovers import LOCK
 from tpuforge.build.line import Container, Host, Plan, command, host_of, parse_remote
-from tpuforge.build.normalise import normalise
+from tpuforge.build.normalise import differences, normalise
 from tpuforge.console import Progress, duration, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import exclusive, out_dir, read_json, sha256_file, write_atomic, write_json
@@ -507,6 +507,10 @@ def _keep(settled: _Settled, one: _Build) -> dict[str, Any]:
                 mend=f"mend the source; the wheel is in {folder / 'refused'} to be looked at",
                 exit_code=Exit.FAULT,
             )
+        # the same source built from another clean cache has to end in the same bytes
+        changed = differences(final, kept, limit=3) if before not in (None, digest) else []
+        if changed:
+            progress.note(f"not the bytes of the wheel that was here: {'; '.join(changed)}")
         _move(kept, folder)
     return {
         "python": one.python,
@@ -516,6 +520,7 @@ def _keep(settled: _Settled, one: _Build) -> dict[str, Any]:
         "made_sha256": made,
         "bytes": report.length,
         "unchanged": before == digest,
+        "changed": changed,
         "audit": report.verdict,
         "actions": one.built.actions.text,
         "cache_trouble": one.cache_trouble,
