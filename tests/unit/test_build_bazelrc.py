@@ -127,6 +127,26 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert bazelrc.check(folder, LINE)[0] == ".bazelrc cannot be read: not UTF-8"
 
 
+def test_words_as_real_files_have_them(tmp_path: Path) -> None:
+    folder = source(
+        tmp_path,
+        """common --config=always_on
+common:always_on --test_env=NAME
+build --per_file_copt=".*@-Wno-#warnings"  # a hash in quotes is none
+common --per_file_copt=x/.*[.](cc|h)$@-w
+build --@rules//python:setting=yes --action_env=FLAGS="-std=c++20 -g"
+startup --max_idle_secs=5
+"""
+        + GOOD,
+    )
+    assert bazelrc.check(folder, LINE) == []
+    settings = bazelrc.read(folder).settings(LINE)
+    assert settings["test_env"].value == "NAME"
+    assert settings["per_file_copt"].value in (".*@-Wno-#warnings", "x/.*[.](cc|h)$@-w")
+    assert settings["action_env"].value == "FLAGS=-std=c++20 -g"
+    assert "max_idle_secs" not in settings
+
+
 def test_configurations_that_name_each_other_end(tmp_path: Path) -> None:
     folder = source(tmp_path, GOOD + "build:wheel_base --config=wheel_common\n")
     assert bazelrc.check(folder, LINE) == []
