@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from bazel_support import MODULE, arguments, get_bazel
+from bazel_support import MODULE, WHEEL, arguments, get_bazel
 from build_support import Checkout, free_port, make_checkout
 from remote_support import FOR_OLD_BAZEL, build, clean, make_workspace, serve_cache
+from tpuforge.build.normalise import normalise
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +31,13 @@ def test_a_remote_cache_gives_the_same_wheel(checkout: Checkout) -> None:
         assert first.made_sha256 != local.made_sha256
         assert first.sha256 == local.sha256
 
+        # as if an earlier build had made other bytes
+        wheel = checkout.out / "wheels" / WHEEL
+        normalise(wheel, wheel, 0)
         uploaded = len(cache.puts)
         again = build(checkout, bazel, "--remote", f"cache={cache.url}")
+        assert "not the bytes of the wheel that was here: " in again.said
+        assert "time (1980, 1, 1, 0, 0, 0) and (" in again.said
         assert again.cached == actions
         assert cache.actions(cache.hits) == actions
         assert len(cache.puts) == uploaded
