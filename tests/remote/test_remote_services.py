@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from room import PASSWORD, USER, Services
 from room import services as services_of
 
 from bazel_support import MODULE, arguments, left_running
-from build_support import free_port, wait_for
+from build_support import free_port, kill, wait_for
 from conftest import Place
 from remote_support import Build, build, clean
 
@@ -75,6 +76,16 @@ def test_buildgrid_as_an_executor(place: Place, services: Services) -> None:
     assert remote_of(again) == {"kind": "executor", "service": services.executor}
 
 
+def running_in_the_room(script: str) -> bool:
+    """Whether the worker runs a script."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if words[0] == b"python3" and words[1].endswith(script.encode()):
+                return True
+    return False
+
+
 def test_an_executor_that_dies(place: Place, made_room: Path, tmp_path: Path) -> None:
     if not place.new:
         pytest.skip("Bazel 2.1.0 refuses a disk cache beside an executor")
@@ -82,18 +93,16 @@ def test_an_executor_that_dies(place: Place, made_room: Path, tmp_path: Path) ->
     packer = checkout.root / "workspace" / "ci" / "wheel" / "pack.py"
     before = packer.read_text()
     packer.write_text(before.replace("out, *paths", "time.sleep(300)\nout, *paths"))
-    log = checkout.out / "bazel" / "build_wheel-py311.log"
-    log.unlink()
-    try:
+    words = arguments(checkout.root / "workspace", place.bazel)
+    with contextlib.ExitStack() as stack:
+        stack.callback(packer.write_text, before)
         with services_of(made_room, [free_port() for _ in range(5)], tmp_path / "log") as running:
             clean(checkout)
-            words = arguments(checkout.root / "workspace", place.bazel)
             ask = ("--remote", f"executor={running.executor}")
             child = checkout.start(*words, *ask, module=MODULE)
-            wait_for(lambda: log.is_file() and "Pack" in log.read_text(), 120)
+            stack.callback(kill, child)
+            wait_for(lambda: running_in_the_room("wheel/pack.py"), 120)
         _, said = child.communicate(timeout=200)
-    finally:
-        packer.write_text(before)
     assert child.returncode == 2, said
     assert "the remote cache or executor cannot be reached" in said
     assert left_running(checkout) == []
