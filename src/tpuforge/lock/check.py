@@ -594,8 +594,6 @@ def _prove(
 
     title = f"resolving {_names(due)} anew"
     try:
-        with progress.step("asking the package index"):
-            Job(pins, *due[0], source).probe()
         together(pins, due, source, progress, title=title, one=one)
     except ForgeError as error:
         if error.exit_code in (Exit.FAULT, Exit.INTERRUPTED):

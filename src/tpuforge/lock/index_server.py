@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +39,7 @@ from tpuforge.paths import write_atomic
 KIND = "application/vnd.pypi.simple.v1+json"
 _WORKERS = 8
 _CHUNK = 1 << 20
+_FIRST_S = 5
 
 
 class BadAnswerError(Exception):
@@ -97,7 +98,8 @@ class Upstream:
     """The index itself, asked with pip's session.
 
     Args:
-        config: ``cache`` (a folder), ``cutoff``, ``later`` (name to moment), ``platforms``.
+        config: ``cache`` (a folder), ``cutoff``, ``later`` (name to moment), ``platforms``,
+            ``first`` (a package: whether the index answers is seen by its page, in seconds).
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -108,6 +110,7 @@ class Upstream:
         self._cutoff = datetime.fromisoformat(config["cutoff"])
         self._later = {k: datetime.fromisoformat(v) for k, v in config["later"].items()}
         self._platforms = config["platforms"]
+        self._first = config["first"]
         self._tags: dict[str, dict[str, int]] = {}
         self._pool = ThreadPoolExecutor(_WORKERS)
         self._own = threading.local()
@@ -177,11 +180,14 @@ class Upstream:
             self._own.session = self._command._build_session(self._options)
         return self._own.session
 
-    def _get(self, url: str, **headers: str) -> Any:
+    def _impatient(self) -> Any:
+        return self._command._build_session(self._options, retries=0, timeout=_FIRST_S)
+
+    def _get(self, url: str, session: Any = None, **headers: str) -> Any:
         """An answer with status 200, 404 or 410."""
         kept = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            answer = self._session().get(url, headers=kept, stream=True)
+            answer = (session or self._session()).get(url, headers=kept, stream=True)
             if answer.status_code not in (404, 410):
                 answer.raise_for_status()
         except Exception as error:
@@ -192,7 +198,8 @@ class Upstream:
     def _page(self, name: str) -> list[dict[str, Any]] | None:
         url = f"{self._options.index_url.rstrip('/')}/{name}/"
         # asked anew in every run: a kept answer counts only if the index says that it still holds
-        answer = self._get(url, Accept=KIND, Cache_Control="max-age=0")
+        session = self._impatient() if name == self._first else None
+        answer = self._get(url, session, Accept=KIND, Cache_Control="max-age=0")
         if answer.status_code != 200:
             return None
         if KIND not in answer.headers.get("Content-Type", ""):
@@ -352,6 +359,8 @@ def serve(config: Mapping[str, Any], orders: IO[str]) -> None:
     server = _Server(upstream, token)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
+    if config["first"]:
+        wait([upstream.page(config["first"])])
     # a resolver asks for one after the other; the answers can be there by then
     for name in config["expect"]:
         upstream.page(name)

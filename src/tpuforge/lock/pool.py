@@ -6,14 +6,17 @@ in the same way: each page of the index is fetched once for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
+from packaging.utils import canonicalize_name
+
 from tpuforge.console import Progress
-from tpuforge.lock.inputs import lock_path
+from tpuforge.lock.inputs import lock_path, requirements
 from tpuforge.lock.resolver import Job, view_of
 from tpuforge.lock.sources import Source
 from tpuforge.lockfile import read_lock
@@ -101,6 +104,7 @@ def together(
         What came of each, in the order of ``chosen``.
 
     Raises:
+        UnreachableError: If the index does not answer within seconds.
         ForgeError: What the first one that failed raised.
     """
     stop = threading.Event()
@@ -110,11 +114,15 @@ def together(
     }
     expect = {package.name for packages in held.values() for package in packages}
     done: dict[tuple[str, str], _T] = {}
-    with (
-        view_of(pins, source, expect - pins.cpu_builds.keys()) as view,
-        progress.step(title),
-        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
-    ):
+    flavour, python = chosen[0]
+    first = canonicalize_name(requirements(pins, flavour, python)[0].name)
+    with contextlib.ExitStack() as stack:
+        with progress.step("asking the package index"):
+            expect -= pins.cpu_builds.keys()
+            view = stack.enter_context(view_of(pins, source, expect, first))
+            view.probe(python, first)
+        stack.enter_context(progress.step(title))
+        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count() or 1))
         for on_top in (False, True):
             level = [target for target in chosen if bool(pins.flavours[target[0]].on) is on_top]
             # the largest first, so that none of them is alone at the end

@@ -149,8 +149,6 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
     say_ignored(source, progress)
     with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
         sweep()
-        with progress.step("asking the package index"):
-            Job(pins, *chosen[0], source).probe()
         title = f"resolving {len(chosen)} lock(s)"
 
         def one(job: Job, board: Board) -> dict[str, object]:

@@ -255,15 +255,6 @@ class Job:
         self.view.refuse(self.who)
         return done
 
-    def probe(self) -> None:
-        """Ask the index for the first package of the input, briefly.
-
-        Raises:
-            UnreachableError: If it does not answer within seconds.
-        """
-        names = requirements(self.pins, self.flavour, self.python)
-        self.source.probe(home_python(), names[0].name, self.target())
-
     def target(self) -> list[str]:
         """Describe the target to pip: safe without dependencies, since no marker is read."""
         return [f"--uploaded-prior-to={self.cutoff}", *self.tags()]
@@ -275,13 +266,16 @@ class Job:
 
 
 @contextmanager
-def view_of(pins: Pins, source: Source, expect: Iterable[str] = ()) -> Iterator[View]:
+def view_of(
+    pins: Pins, source: Source, expect: Iterable[str] = (), first: str = ""
+) -> Iterator[View]:
     """The view of an index that the pins allow, for the length of a block.
 
     Args:
         pins: The pins.
         source: The index.
         expect: Packages that will be asked for: their pages are fetched ahead.
+        first: The one whose page shows whether the index answers; see :meth:`View.probe`.
 
     Yields:
         The view.
@@ -297,6 +291,7 @@ def view_of(pins: Pins, source: Source, expect: Iterable[str] = ()) -> Iterator[
         later=later,
         platforms=platforms(pins),
         expect=set(expect),
+        first=first,
     ) as view:
         yield view
 

@@ -96,32 +96,6 @@ class Source:
             mend="unset PIP_NO_INDEX or no-index in pip's configuration: pip config list",
         )
 
-    def probe(self, python: Path, package: str, target: Sequence[str]) -> None:
-        """Ask the index for one package, briefly.
-
-        Args:
-            python: A Python with pip.
-            package: A name that is to be resolved.
-            target: pip's options for the target and the cutoff.
-
-        Raises:
-            UnreachableError: If the index does not answer within seconds.
-            ForgeError: If it does not say when its files were uploaded.
-        """
-        if self.forbidden:
-            raise self.no_index()
-        words: list[str | Path] = [python, "-m", "pip", "index", "versions", package]
-        words += ["--timeout=5", "--retries=0", *target]
-        done = run(words, timeout=60, env=self.env(), check=False)
-        if "does not provide upload-time" in done.output:
-            raise ForgeError(
-                f"{self.name} does not say when its files were uploaded",
-                expected="upload times (PEP 700): without them the cutoff cannot be kept",
-                mend="use an index that gives them: pip config list",
-            )
-        if done.code:
-            self.refuse(done.output)
-
     def refuse(self, output: str) -> None:
         """Raise if the output of a resolver says that the index could not be reached.
 

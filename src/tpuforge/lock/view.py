@@ -12,12 +12,12 @@ differ, but it holds no digest, and a file that is new to a lock is downloaded a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import secrets
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,18 +137,45 @@ class View:
         listed = Listed(best.get("size"), uploaded, best["filename"])
         return Chosen(name, version, digest, listed, metadata)
 
+    def probe(self, python: str, name: str) -> None:
+        """See whether the index answers, before the resolvers wait for it.
+
+        Args:
+            python: ``X.Y`` of a target.
+            name: The package that the view asks for first, with a time limit of seconds.
+
+        Raises:
+            UnreachableError: If it does not answer.
+            ForgeError: If it does not say when its files were uploaded, or has no such pages.
+        """
+        # a package that is not there is for the resolver to explain
+        with contextlib.suppress(OSError):
+            self._open(f"probe/{python}/simple/{name}/")
+        try:
+            self.refuse("probe")
+        except ForgeError as error:
+            # a fault of the lock that asks for this package: found again, and named, with it
+            if error.exit_code != Exit.FAULT:
+                raise
+
     def _get(self, who: str, path: str) -> bytes:
         try:
-            with self._opener.open(f"{self._address}/{who}/{path}", timeout=_ANSWER_S) as answer:
-                data: bytes = answer.read()
-                return data
-        except (urllib.error.URLError, OSError) as error:
+            return self._open(f"{who}/{path}")
+        except OSError as error:
             self.refuse(who)
-            raise ForgeError(
-                f"the view of {self._source.name} does not answer: {error}",
-                expected="an answer within seconds",
-                mend="run it again",
-            ) from error
+            raise self._silent(error) from error
+
+    def _open(self, path: str) -> bytes:
+        with self._opener.open(f"{self._address}/{path}", timeout=_ANSWER_S) as answer:
+            data: bytes = answer.read()
+            return data
+
+    def _silent(self, error: OSError) -> ForgeError:
+        return ForgeError(
+            f"the view of {self._source.name} does not answer: {error}",
+            expected="an answer within seconds",
+            mend="run it again",
+        )
 
     def refuse(self, who: str) -> None:
         """Raise if the index gave an answer that cannot be used.
@@ -160,8 +187,10 @@ class View:
             UnreachableError: If it did not answer.
             ForgeError: If what it answered is wrong.
         """
-        with self._opener.open(f"{self._address}/{who}/faults", timeout=_ANSWER_S) as answer:
-            faults: dict[str, str] = json.loads(answer.read())
+        try:
+            faults: dict[str, str] = json.loads(self._open(f"{who}/faults"))
+        except OSError as error:
+            raise self._silent(error) from error
         by_kind: dict[str, list[str]] = {}
         for what, kind in sorted(faults.items()):
             by_kind.setdefault(kind, []).append(redact(what)[:300])
@@ -216,6 +245,7 @@ def open_view(
     later: Mapping[str, str],
     platforms: Sequence[str],
     expect: Collection[str] = (),
+    first: str = "",
 ) -> Iterator[View]:
     """Run a view for the length of a block.
 
@@ -226,6 +256,7 @@ def open_view(
         later: The same for single packages, by canonical name.
         platforms: Platform tags of the target, best first.
         expect: Packages that will be asked for.
+        first: The package that is asked for before them, without patience.
 
     Yields:
         The view.
@@ -242,6 +273,7 @@ def open_view(
         "later": dict(later),
         "platforms": list(platforms),
         "expect": sorted(expect),
+        "first": first,
     }
     env = source.env() | {"PYTHONPATH": str(ROOT / "src"), "PIP_CACHE_DIR": str(cache / "pip")}
     # pages are kept between runs where the index says how to ask whether they still hold
