@@ -198,6 +198,8 @@ def test_no_secret_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_no_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     # too short to be one, and part of ordinary words
     monkeypatch.setenv("AUTH", "bazel")
+    # not the name of a secret
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "torch_tpu_wheel")
     line = ["bazelisk", "--google_default_credentials", "//ci/wheel:torch_tpu_wheel"]
     line += ["--define", "A=b", "--remote_cache=", "--remote_timeout=60s"]
     assert public_line(line) == line

@@ -35,7 +35,7 @@ BUILD_TYPE = "pkg:generic/tpuforge?format=build_wheel-1#docs/statement.md"
 _HIDDEN = "***"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 _SECRET_NAME = re.compile(
-    r"password|passwd|token|secret|credential|cookie|private|auth|api_?key|access_?key|_key$",
+    r"password|passwd|token|secret|credential|cookie|auth(?!or)|api_?key|access_?key|_key$",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"[\w.-]+")
@@ -208,20 +208,19 @@ def statement(build: Build) -> dict[str, Any]:
         },
         "runDetails": _given(run),
     }
-    made = {
+    hidden = _secrets(os.environ) | _secrets(build.environment)
+    made: dict[str, Any] = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": build.wheel, "digest": {"sha256": build.sha256}}],
         "predicateType": PREDICATE_TYPE,
-        "predicate": predicate,
+        "predicate": _blot(predicate, sorted(hidden, key=len, reverse=True)),
     }
-    hidden = _secrets(os.environ) | _secrets(build.environment)
-    cleaned: dict[str, Any] = _blot(made, sorted(hidden, key=len, reverse=True))
     metadata = {"startedOn": _moment(build.started), "finishedOn": _moment(build.finished)}
     # the id of this run follows from all that is told of it
-    told = json.dumps([cleaned, metadata], sort_keys=True, ensure_ascii=False)
+    told = json.dumps([made, metadata], sort_keys=True, ensure_ascii=False)
     invocation = str(uuid.uuid5(uuid.NAMESPACE_URL, told))
-    cleaned["predicate"]["runDetails"]["metadata"] = {"invocationId": invocation, **metadata}
-    return cleaned
+    made["predicate"]["runDetails"]["metadata"] = {"invocationId": invocation, **metadata}
+    return made
 
 
 def public_address(address: str) -> str:
