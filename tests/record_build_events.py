@@ -167,28 +167,16 @@ def record(recorder: Recorder) -> None:
 
         return during
 
-    many = '[genrule(name = "g%d" % i, outs = ["o%d" % i], cmd = "echo > $@") for i in range(9)]\n'
     set_command(source, "echo wheel")
+    many = '[genrule(name = "g%d" % i, outs = ["o%d" % i], cmd = "echo > $@") for i in range(9)]\n'
     package.write_text(
-        many
-        + package.read_text().replace(
-            "command =", 'srcs = ["o%d" % i for i in range(9)], command ='
-        )
-    )
-    rules = source / "defs.bzl"
-    plain = rules.read_text()
-    rules.write_text(
-        plain.replace("outputs = [out],", "outputs = [out], inputs = ctx.files.srcs,").replace(
-            '"command": attr.string(),',
-            '"command": attr.string(), "srcs": attr.label_list(allow_files = True),',
-        )
+        package.read_text().replace('glob(["*.whl"])', '["o%d" % i for i in range(9)]') + many
     )
     cache = f"--disk_cache={recorder.work / 'cache'}"
     recorder.build("good", cache)
     recorder.end()
     shutil.rmtree(recorder.work / "root")
     recorder.build("cached", cache)
-    rules.write_text(plain)
 
     set_command(source, "for i in `seq 60`; do echo line $i of 60 >&2; done; exit 7")
     recorder.build("failed")

@@ -69,8 +69,12 @@ def end_all(work: Path) -> None:
             deadline = time.monotonic() + _PATIENCE_S
             while (server := _server(file)) is not None and time.monotonic() < deadline:
                 time.sleep(0.05)
-        for action in actions | _actions(file, None):
+        actions |= _actions(file, None)
+        for action in actions:
             _kill(action, signal.SIGKILL)
+        deadline = time.monotonic() + _PATIENCE_S
+        while any(map(_words, actions)) and time.monotonic() < deadline:
+            time.sleep(0.02)
     # Bazel's log of itself begins with its whole environment, the password of a proxy included
     for log in root.glob("*/java.log*"):
         log.unlink(missing_ok=True)
@@ -125,11 +129,11 @@ def _actions(file: Path, server: int | None) -> set[int]:
         and process.number != session
         and (server is not None or _folder(process.number).startswith(base))
     }
-    while True:
-        more = {p.number for p in table if p.parent in found} - found
-        if not more:
-            return found - {os.getpid()}
+    if server is not None:
+        found.add(server)
+    while more := {process.number for process in table if process.parent in found} - found:
         found |= more
+    return found - {server, os.getpid()}
 
 
 def _processes() -> list[_Process]:
