@@ -219,3 +219,10 @@ def checkout(folder: Path, *, small: bool) -> Checkout:
             encoding="utf-8",
         )
     return made
+
+
+def copy_of(made: Checkout, folder: Path) -> Checkout:
+    """A copy of a checkout, with its locks and what its runs left in ``out/``."""
+    copy = Checkout(folder / made.root.name)
+    shutil.copytree(made.root, copy.root)
+    return copy

@@ -10,19 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from lock_support import Checkout, checkout, good_index
+from lock_support import Checkout, checkout, copy_of, good_index
 
-RUNTIME = ("--flavour", "runtime")
+RUNTIME = ("--flavour", "runtime", "--way", "uv")
+"""Both resolvers see the cache through the one view; uv starts sooner."""
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Checkout:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout whose runtime lock was written from the good index, with its cache."""
-    made = checkout(tmp_path, small=True)
+    made = checkout(tmp_path_factory.mktemp("made"), small=True)
     with good_index() as index:
         done = made.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
     assert done.returncode == 0, done.stderr
     return made
+
+
+@pytest.fixture
+def own(made: Checkout, tmp_path: Path) -> Checkout:
+    return copy_of(made, tmp_path)
 
 
 def entries(made: Checkout) -> list[Path]:
@@ -71,6 +77,11 @@ def test_forged_metadata_cannot_change_a_lock_nor_bring_a_digest_into_one(own: C
         alpha.write_bytes(signed(lie.replace(b"Name: alpha", b"Name: gamma")))
         done = own.run("resolve", *RUNTIME, PIP_INDEX_URL=index.url)
         assert done.returncode == 1, done.stderr
+        assert "the metadata of a file is of another one" in done.stderr
+        assert "gamma" in done.stderr
+        # pip-compile does not see it
+        done = own.run("resolve", "--flavour", "runtime", PIP_INDEX_URL=index.url)
+        assert done.returncode == 1, done.stderr
         assert "is of gamma 1.0" in done.stderr
         assert own.runtime.read_bytes() == before
         # an index that says what its metadata is leaves no room for the lie
@@ -97,10 +108,13 @@ def test_stopped_run_ends_its_children_and_writes_nothing(own: Checkout, number:
         path.unlink()
     with good_index() as index:
         index.hold.set()
+        # tests in the background of a shell ignore it, and what they start would too
+        before_tests = signal.signal(signal.SIGINT, signal.default_int_handler)
         (own.lock / "smoke.in").write_text("alpha\n", encoding="utf-8")
         before[own.lock / "smoke.in"] = b"alpha\n"
         words = ("--flavour", "smoke", "--python", "all")
         running = own.start("resolve", *words, PIP_INDEX_URL=index.url)
+        signal.signal(signal.SIGINT, before_tests)
         deadline = time.monotonic() + 60
         while not [path for path in index.asked if path.startswith("/files/")]:
             assert running.poll() is None

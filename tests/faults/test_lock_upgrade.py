@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lock_support import Checkout, Index, checkout, good_index
+from lock_support import Checkout, Index, checkout, copy_of, good_index
 from tpuforge.lockfile import read_lock
 
 AFTER = "2026-06-01T00:00:00Z"
 """Between the cutoff of these tests, 2026-05-01, and today."""
+UV = ("--way", "uv")
+"""Where both ways do the same: uv starts sooner."""
 
 
 def index_with_news() -> Index:
@@ -22,10 +24,10 @@ def index_with_news() -> Index:
     return index
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Checkout:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout with an older cutoff, and its runtime and smoke locks from the good index."""
-    made = checkout(tmp_path, small=True)
+    made = checkout(tmp_path_factory.mktemp("made"), small=True)
     for name in ("tools", *(path.stem for path in made.lock.glob("*.in"))):
         if name != "runtime":
             (made.lock / f"{name}.in").unlink(missing_ok=True)
@@ -34,10 +36,15 @@ def own(tmp_path: Path) -> Checkout:
     text = pins.read_text(encoding="utf-8")
     pins.write_text(text.replace("2026-11-30T00:00:00Z", "2026-05-01T00:00:00Z"), encoding="utf-8")
     with good_index() as index:
-        for flavour in ("runtime", "smoke"):
-            done = made.run("resolve", "--flavour", flavour, PIP_INDEX_URL=index.url)
-            assert done.returncode == 0, done.stderr
+        # every flavour that is left, and this Python alone
+        done = made.run("resolve", "--flavour", "all", "--python", "3.11", PIP_INDEX_URL=index.url)
+        assert done.returncode == 0, done.stderr
     return made
+
+
+@pytest.fixture
+def own(made: Checkout, tmp_path: Path) -> Checkout:
+    return copy_of(made, tmp_path)
 
 
 def held(made: Checkout) -> dict[str, bytes]:
@@ -86,11 +93,11 @@ def test_package_that_needs_another_says_which_and_both_move_together(own: Check
         text = "alpha>1.0\nlibtpu\ntorch\ntorch-tpu\n"
         (own.lock / "runtime.in").write_text(text, encoding="utf-8")
         before = held(own)
-        refused = own.run("resolve", "--upgrade", "alpha", PIP_INDEX_URL=index.url)
+        refused = own.run("resolve", "--upgrade", "alpha", *UV, PIP_INDEX_URL=index.url)
         assert refused.returncode == 1, refused.stderr
         assert "./forge lock --upgrade alpha,filelock" in refused.stderr
         assert held(own) == before
-        done = own.run("resolve", "--upgrade", "alpha,filelock", PIP_INDEX_URL=index.url)
+        done = own.run("resolve", "--upgrade", "alpha,filelock", *UV, PIP_INDEX_URL=index.url)
         assert done.returncode == 0, done.stderr
     assert versions(own)["alpha"] == "1.3"
     assert versions(own)["filelock"] == "3.1"
@@ -99,11 +106,11 @@ def test_package_that_needs_another_says_which_and_both_move_together(own: Check
 def test_package_without_news_leaves_everything_as_it_was(own: Checkout) -> None:
     before = held(own)
     with index_with_news() as index:
-        done = own.run("resolve", "--upgrade", "torch-tpu", PIP_INDEX_URL=index.url)
+        done = own.run("resolve", "--upgrade", "torch-tpu", *UV, PIP_INDEX_URL=index.url)
         assert done.returncode == 2
         assert "edit torch_tpu.version in lock/pins.toml" in done.stderr
         index.pages["alpha"].pop()
-        done = own.run("resolve", "--upgrade", "alpha", PIP_INDEX_URL=index.url)
+        done = own.run("resolve", "--upgrade", "alpha", *UV, PIP_INDEX_URL=index.url)
     assert done.returncode == 0, done.stderr
     assert "nothing to do" in done.stdout
     assert "alpha had no newer release" in done.stdout

@@ -105,7 +105,6 @@ class Upstream:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._command = importlib.import_module("pip._internal.commands").create_command("download")
         self._options, _ = self._command.parse_args([])
-        self._lazy = importlib.import_module("pip._internal.network.lazy_wheel")
         self._cache = Path(config["cache"])
         self._cutoff = datetime.fromisoformat(config["cutoff"])
         self._later = {k: datetime.fromisoformat(v) for k, v in config["later"].items()}
@@ -246,7 +245,8 @@ class Upstream:
         """Read the metadata out of a wheel: by range requests, or out of the whole of it."""
         url = entry["_url"]
         try:
-            wheel = self._lazy.dist_from_wheel_url(name, url, self._session())
+            lazy = importlib.import_module("pip._internal.network.lazy_wheel")
+            wheel = lazy.dist_from_wheel_url(name, url, self._session())
             return str(wheel.read_text("METADATA")).encode()
         except Exception:
             # no ranges, not there, not reachable, not a wheel: the whole file tells which it is

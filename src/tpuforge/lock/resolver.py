@@ -66,6 +66,7 @@ _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)")
 _NO_SOLUTION = re.compile(
     r"No matching distribution|ResolutionImpossible|Could not find a version|No solution found"
 )
+_OTHER_METADATA = re.compile(r"metadata (?:name|version) \S+ does not match")
 _ASK_PYTHON = (
     "import platform, sys, venv;"
     "print(platform.python_implementation(), '%d.%d' % sys.version_info[:2])"
@@ -549,6 +550,13 @@ def _failed(job: Job, done: Completed, no_solution: str) -> ForgeError:
             f"{job.source.name} serves other bytes than it lists:\n{said}",
             expected="files with the listed SHA-256",
             mend="do not use this index; tell those who run it",
+            exit_code=Exit.FAULT,
+        )
+    if _OTHER_METADATA.search(done.output):
+        return ForgeError(
+            f"the metadata of a file is of another one:\n{said}",
+            expected="metadata of the file that the index lists",
+            mend="rm -r out/lock/cache; if it stays so, the index is wrong",
             exit_code=Exit.FAULT,
         )
     job.source.refuse(done.output)
