@@ -127,6 +127,14 @@ def test_the_failing_action(version: str, tmp_path: Path) -> None:
     assert "(Genrule, exit code 3; 2 more failed)" in three.text
 
 
+def test_an_action_that_never_ran(tmp_path: Path) -> None:
+    one = recorded("7.7.1", "unreachable", tmp_path)
+    assert one.text.splitlines()[:2] == [
+        f"{TARGET} failed (Action)",
+        "remote spawn failed: UNAVAILABLE: io exception",
+    ]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_name_of_what_is_wrong(version: str, tmp_path: Path) -> None:
     assert "wheel_commom" in recorded(version, "no_config", tmp_path).cause.found

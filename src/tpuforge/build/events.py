@@ -416,7 +416,9 @@ def describe(built: Built, cause: Cause, output: str = "") -> str:
     facts = [fact for fact in (failure.mnemonic, _ending(failure.exit_code)) if fact]
     more = f"; {built.failed - 1} more failed" if built.failed > 1 else ""
     head = f"{failure.label} failed" + (f" ({', '.join(facts)}{more})" if facts else more)
-    said = failure.stderr or "(it wrote nothing)"
+    # Bazel's words tell why an action was not run; of one that was they only repeat its line
+    ran = built.detail[0] in ("", "spawn") and built.detail[1] in ("", "NON_ZERO_EXIT", "TIMEOUT")
+    said = failure.stderr or ("" if ran else _tail(built.message)) or "(it wrote nothing)"
     return f"{head}\n{said}\nlikely cause: {cause.found}"
 
 
@@ -444,7 +446,7 @@ def _ending(code: int | None) -> str:
 def _with_exit_code(built: Built, output: str) -> Failure | None:
     """The failure with the exit code that an old Bazel only wrote down in its lines."""
     failure = built.failure
-    if failure is None or failure.exit_code is not None:
+    if failure is None or failure.exit_code is not None or built.detail != ("", ""):
         return failure
     lines = [line for line in output.splitlines() if line.startswith("ERROR: ")]
     endings = [(line, found) for line in lines if (found := _ENDED.search(line)) is not None]

@@ -428,6 +428,7 @@ def _run_bazel(settled: _Settled, python: str) -> _Build:
     built = read_events(plan.events)
     plan.events.unlink(missing_ok=True)
     _judge(done, built, log)
+    progress.note(built.actions.text)
     trouble = cache_trouble(done.output)
     if trouble:
         progress.note(f"the remote cache was of no use: {trouble}", loud=True)
