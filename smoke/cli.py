@@ -61,13 +61,30 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T[,T…]",
         help=f"tiers to run, of {', '.join(verdict.TIERS)}; all that can be run if not given",
     )
-    add("--target", action="append", metavar="TOPOLOGY", help="compile for this, such as v6e:2x2")
+    add(
+        "--target",
+        action="append",
+        metavar="TOPOLOGY",
+        help="compile for this, such as v6e:2x2; all for one of every generation",
+    )
+    add(
+        "--corpus",
+        choices=("quick", "full"),
+        default="quick",
+        help="programs to compile; full adds the slow ones (the checks marked full)",
+    )
     add("--json", metavar="PATH", help="write health.json there; - is standard output")
     add("--junit", metavar="PATH", help="write JUnit XML of this run there")
     add("--html", metavar="PATH", help="write one self-contained page there")
     add("--merge", metavar="EARLIER.json", help="take the tiers that this run leaves out from here")
     add(
         "-k", dest="expression", metavar="EXPR", help="only checks whose name matches, as in pytest"
+    )
+    add(
+        "-m",
+        dest="marks",
+        metavar="EXPR",
+        help="only checks with these marks, as in pytest; each has its tier and its severity",
     )
     return parser
 
@@ -123,8 +140,9 @@ def _run_pytest(
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    targets = tuple(dict.fromkeys(options.target or pjrt.DEFAULT_TARGETS))
-    suite = plugin.Suite(targets, bool(options.target), closed, plugin.progress_stream())
+    targets = pjrt.targets(options.target)
+    full = options.corpus == "full" or "full" in re.findall(r"\w+", options.marks or "")
+    suite = plugin.Suite(targets, bool(options.target), closed, plugin.progress_stream(), full)
     arguments = [
         *(str(HERE / f"test_{tier}.py") for tier in tiers),
         "-c",
@@ -140,10 +158,11 @@ def _run_pytest(
     ]
     if options.junit:
         arguments.append(f"--junit-xml={options.junit}")
-    if options.expression:
-        arguments += ["-k", options.expression]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    for option, value in (("-k", options.expression), ("-m", options.marks)):
+        if value:
+            arguments += [option, value]
+    said, complaints = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaints):
         code = pytest.main([*arguments, *extra], plugins=[suite])
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
@@ -153,9 +172,11 @@ def _run_pytest(
         pytest.ExitCode.TESTS_FAILED,
         pytest.ExitCode.NO_TESTS_COLLECTED,
     ):
-        last = [line for line in said.getvalue().splitlines() if line.strip(" =")]
+        # what is wrong with an expression, say, stands in a complaint, and else at the very end
+        last = [line for line in complaints.getvalue().splitlines() if line.startswith("ERROR:")]
+        last = last or [line for line in said.getvalue().splitlines() if line.strip(" =")]
         trouble = f"the suite itself failed: {' / '.join(last[-3:]) or code}"
-    return suite, trouble, said.getvalue()
+    return suite, trouble, complaints.getvalue() + said.getvalue()
 
 
 def _host() -> dict[str, Any]:
@@ -193,7 +214,8 @@ def _packages(here: place.Place) -> list[dict[str, str]]:
 
 def _why_not(name: str, suite: Any, options: argparse.Namespace) -> str:
     if name in suite.deselected:
-        return f"none of its checks matches {options.expression or 'the selection'}"
+        chosen = " and ".join(filter(None, (options.expression, options.marks)))
+        return f"none of its checks matches {chosen or 'the selection'}"
     return "none of its checks was run"
 
 
@@ -213,7 +235,7 @@ def health(argv: Sequence[str]) -> int:
     try:
         tiers = _tiers(options.tier)
         for target in options.target or ():
-            if not _TARGET.fullmatch(target):
+            if target != "all" and not _TARGET.fullmatch(target):
                 raise UnjudgedError(f"{target!r} is not a topology; v6e:2x2 is one")
         earlier = _read_earlier(options.merge)
         image = _image(here)
@@ -248,7 +270,7 @@ def health(argv: Sequence[str]) -> int:
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 3),
         "host": _host(),
-        "selection": " ".join([options.expression or "", *extra]).strip() or None,
+        "selection": " ".join(filter(None, (options.expression, options.marks, *extra))) or None,
         "trouble": trouble,
         "verdict": verdict.VERDICTS[code],
         "exit_code": code,
@@ -392,7 +414,7 @@ def catalogue() -> str:
 
     from smoke import plugin
 
-    suite = plugin.Suite(("TARGET",), False, {}, None)
+    suite = plugin.Suite(("TARGET",), False, {}, None, full=True)
     found: list[Any] = []
 
     class Collector:

@@ -153,6 +153,7 @@ class Suite:
         chosen: Whether a person named them.
         closed: Tier to why it cannot run here.
         progress: Where progress is shown; nothing is shown if None.
+        full: Whether checks with the marker ``full``, the slow ones, are run as well.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class Suite:
         chosen: bool,
         closed: Mapping[str, str],
         progress: TextIO | None,
+        full: bool = False,
     ) -> None:
         self.targets = tuple(targets)
         self.chosen = chosen
@@ -169,12 +171,16 @@ class Suite:
         self.collected: set[str] = set()
         self.deselected: set[str] = set()
         self._closed = dict(closed)
+        self._full = full
         self._progress = Progress(progress) if progress is not None else None
         self._reports: dict[str, list[pytest.TestReport]] = {}
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Make the marker known."""
+        """Make the markers known."""
         config.addinivalue_line("markers", "check(id, purpose, severity, remedy): a health check")
+        config.addinivalue_line("markers", "full: slow, and run only when it is asked for")
+        for name in (*TIERS, *_SEVERITIES):
+            config.addinivalue_line("markers", f"{name}: every check has its tier and its severity")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give every test that takes a ``target`` one run per target."""
@@ -183,13 +189,17 @@ class Suite:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Read the markers; close the tiers that cannot run."""
+        """Read the markers; close the tiers that cannot run; leave out what was not asked for."""
+        if not self._full:
+            items[:] = [item for item in items if item.get_closest_marker("full") is None]
         for item in items:
             check = check_of(item)
             item.stash[_KEY] = check
             self.collected.add(check.tier)
             # -k then takes the names that people see in the report
             item.extra_keyword_matches.add(check.id)
+            for name in (check.tier, check.severity):
+                item.add_marker(getattr(pytest.mark, name))
             if check.tier in self._closed:
                 item.add_marker(pytest.mark.skip(reason=self._closed[check.tier]))
         items.sort(key=lambda item: TIERS.index(item.stash[_KEY].tier))
