@@ -456,6 +456,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     command, rest = (words[0], words[1:]) if words else ("", [])
     try:
+        if command == "health" and rest[:1] == ["operators"]:
+            from smoke.operators import run as operators
+
+            return operators.main(rest[1:])
         if command == "health":
             return health(rest)
         if command == "bench":

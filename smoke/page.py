@@ -275,6 +275,20 @@ def render(
         tag("footer", tag("p", _foot(health, made))),
         tag("script", Html(_SCRIPT)),
     )
+    return document(f"{_word(verdict)}: {name}", body)
+
+
+def document(title: str, body: Html, *, style: str = "") -> str:
+    """A whole page around a body: the head, the style, and the policy that nothing is loaded.
+
+    Args:
+        title: For the window.
+        body: The element ``body``.
+        style: More rules than the common ones.
+
+    Returns:
+        An HTML document.
+    """
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -285,8 +299,8 @@ def render(
             http_equiv="Content-Security-Policy",
             content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'",
         ),
-        tag("title", f"{_word(verdict)}: {name}"),
-        tag("style", Html(_STYLE)),
+        tag("title", title),
+        tag("style", Html(_STYLE + style)),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 

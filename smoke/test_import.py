@@ -7,6 +7,7 @@ import re
 import pytest
 
 from smoke import chips, isolate, pjrt, workloads
+from smoke.operators import census
 from smoke.place import Place
 from smoke.plugin import Check
 
@@ -105,3 +106,27 @@ def test_pjrt_pair(check: Check) -> None:
     words = f"torch_tpu has PJRT API {framework['version']}, libtpu {plugin['version']}"
     assert judged.works, f"{words}: {judged.why}"
     check.detail = f"{words}: {judged.why}"
+
+
+@pytest.mark.check(
+    id="import.census",
+    purpose="torch_tpu brings kernels, and every core ATen operator is served",
+    severity="warning",
+    remedy="see which operators are missing in health operators; " + _REBAKE,
+)
+def test_census(check: Check, by_name: isolate.Ended) -> None:
+    if by_name.error is not None:
+        check.cannot(f"torch_tpu could not be imported: {by_name.error}")
+    found = check.value(census.take, timeout=_LIMIT_S, env=_QUIET)
+    core, counts = found["core"], found["counts"]
+    check.figures |= {**counts, "overloads": found["overloads"]}
+    check.figures |= {"direct_operators": found["direct_operators"], "core": core["overloads"]}
+    assert counts["direct"], "torch_tpu registered no kernel"
+    assert core["overloads"], "PyTorch counts no operator among its core"
+    missing = ", ".join(core["missing"][:10])
+    assert not core["missing"], f"{len(core['missing'])} core operators have no kernel: {missing}"
+    check.detail = (
+        f"{found['overloads']} overloads: {counts['direct']} direct, {counts['composite']} "
+        f"composite, {counts['unsupported']} unsupported; core {core['overloads']} of "
+        f"{core['overloads']}"
+    )

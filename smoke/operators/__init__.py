@@ -1,0 +1,1 @@
+"""Which operators of PyTorch run on a TPU: ``health operators`` (``docs/operators.md``)."""
