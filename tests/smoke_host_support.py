@@ -230,14 +230,22 @@ elif words[0] == "run":
         places[pairs["target"]] = pairs.get("source")
     def here(path):
         return Path(places["/results"], Path(path).name)
+    image = next(word for word in words if word.startswith("sha256:"))
+    report, code = play.get("reports", {}).get(image, (play.get("report"), play.get("code", 0)))
     (HERE / "running").write_text(str(os.getpid()))
+    (HERE / ("met-" + image[7:])).touch()
+    deadline = time.monotonic() + 60
+    while len(list(HERE.glob("met-*"))) < play.get("meet", 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if time.monotonic() > deadline:
+        sys.exit("nobody else came")
     time.sleep(play.get("sleep", 0))
     for flag in ("--json", "--junit", "--html"):
-        if flag in words and play.get("report") is not None:
-            text = json.dumps(play["report"]) if flag == "--json" else "<x/>"
+        if flag in words and report is not None:
+            text = json.dumps(report) if flag == "--json" else "<x/>"
             here(words[words.index(flag) + 1]).write_text(text)
     print("some output")
-    sys.exit(play.get("code", 0))
+    sys.exit(code)
 '''
 
 
@@ -248,7 +256,8 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
         out: The out folder of the verb.
         folder: Where the client stands; ``calls.jsonl`` there gets every call.
         **play: ``holds`` (reference to id), ``loads`` (held after a load), ``report`` (what a run
-            leaves), ``code`` (its exit code), ``sleep`` (its seconds), ``left`` (containers).
+            leaves), ``code`` (its exit code), ``reports`` (both, by image), ``sleep`` (its
+            seconds), ``meet`` (how many images must run at the same time), ``left`` (containers).
     """
     folder.mkdir(parents=True, exist_ok=True)
     client = folder / "docker"

@@ -45,8 +45,9 @@ def test_a_healthy_image_and_how_it_was_run(tmp_path: Path) -> None:
     assert mount[1].startswith(f"source={out}/health/.run-")
     assert mount[2] == "target=/results"
     made = [words[0] for words in calls(client)]
-    assert made[-3:] == ["ps", "run", "rmi"]
-    assert made.index("tag") < made.index("run")  # a bake meanwhile cannot take it away
+    assert made[-2:] == ["run", "rmi"]
+    # what was left is removed first; the name of its own keeps a bake from taking the image away
+    assert made.index("ps") < made.index("tag") < made.index("run")
     command = words[words.index(DIGEST) + 1 :]
     assert command[:2] == ["timeout", "--kill-after=10"]
     assert command[3:8] == ["health", "--tier", "static,import", "--target", "v6e:2x2"]
@@ -85,20 +86,6 @@ def test_unchanged_needs_no_engine_and_says_why(tmp_path: Path) -> None:
     assert "same image, simulator and options as in the last run, which took " in done.stdout
 
 
-def test_a_result_that_is_not_whole_is_run_again(tmp_path: Path) -> None:
-    fill(tmp_path)
-    client = fake_engine(tmp_path, tmp_path / "client", report=health())
-    assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
-    folder = tmp_path / "health/runtime-py311"
-    bare = {"schema": "tpuforge.health/1", "verdict": "healthy", "exit_code": 0}
-    record = json.loads((folder / "run.json").read_text())
-    record["sha256"] = support.write(folder / "health.json", bare)
-    support.write(folder / "run.json", record)
-    done = forge("smoke.health", *PLAIN, out=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(runs(client)) == 2
-
-
 def test_an_image_that_calls_itself_healthy_against_its_checks_is_not_believed(
     tmp_path: Path,
 ) -> None:
@@ -110,7 +97,7 @@ def test_an_image_that_calls_itself_healthy_against_its_checks_is_not_believed(
     assert "it says healthy, and its checks say unhealthy" in done.stderr
 
 
-@pytest.mark.parametrize("change", ["options", "image", "again", "edited", "lost", "unjudged"])
+@pytest.mark.parametrize("change", ["options", "image", "again", "unjudged"])
 def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
     fill(tmp_path)
     code = 2 if change == "unjudged" else 0
@@ -133,11 +120,6 @@ def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
         support.write(
             client / "play.json", {"holds": {other: other}, "report": report, "code": code}
         )
-    elif change == "edited":
-        path = tmp_path / "health/runtime-py311/health.json"
-        path.write_text(path.read_text() + " ")
-    elif change == "lost":
-        (tmp_path / "health/runtime-py311/health.html").unlink()
     done = forge("smoke.health", *arguments, out=tmp_path)
     assert done.returncode == code
     assert len(runs(client)) == 2

@@ -85,6 +85,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         except ForgeError as error:
             notes.append(f"the simulator could not be made: {error.found}; mend: {error.mend}")
             progress.note(notes[-1], loud=True)
+        container.clear(engine, "bench")
         with (
             container.loaded(engine, subject, progress) as digest,
             container.room(engine, digest, "bench", progress) as room,

@@ -48,6 +48,11 @@ MEMORY = "6g"
 """Limit of one container: three times what a single check may take (2 GB), and some for /tmp."""
 _LABEL = "io.tpuforge.run"
 _HOLD = "tpuforge/running"
+_FACTS = (
+    "{{.Id}}{{with .Config}} "
+    '{{index .Labels "io.tpuforge.suite.sha256"}} {{index .Labels "io.tpuforge.python"}}{{end}}'
+)
+"""What an engine is asked about an image that was not baked here: digest, suite, Python."""
 _TOO_LATE = 124
 _OUT_OF_MEMORY = 137
 _ENGINE_FAILED = 125
@@ -64,12 +69,16 @@ class Subject:
         reference: Its name for people.
         digests: Digests an engine may know it by: manifest, then configuration.
         layout: Its OCI layout; None for an image that the engine holds already.
+        suite: Digest of the health suite in it; empty if the image does not say.
+        python: Its Python, ``X.Y``; None if the image does not say.
     """
 
     slug: str
     reference: str
     digests: tuple[str, ...]
     layout: Path | None
+    suite: str = ""
+    python: str | None = None
 
     @property
     def digest(self) -> str:
@@ -169,19 +178,26 @@ def simulator_mounts(folder: Path) -> tuple[Mount, ...]:
     )
 
 
-def add_choice(parser: argparse.ArgumentParser) -> None:
+def add_choice(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add the options that name an image.
 
     Args:
         parser: A verb's parser.
+        several: Take more than one; ``image`` and ``image_ref`` are then lists, or None.
     """
-    parser.add_argument("--image", metavar="NAME", help="image (default: from the pins)")
+    action = "append" if several else "store"
+    more = "; by commas, or again, for more" if several else ""
+    parser.add_argument(
+        "--image", action=action, metavar="NAME", help=f"image (default: from the pins){more}"
+    )
     parser.add_argument("--python", metavar="X.Y", help="Python (default: from the pins)")
     parser.add_argument("--flavour", metavar="NAME", help="lock it was made from")
     parser.add_argument(
         "--image-ref",
+        action=action,
         metavar="REF",
-        help="run this image of the engine, wherever it came from, instead of the baked one",
+        help="run this image of the engine, wherever it came from, instead of a baked one"
+        + ("; again for more" if several else ""),
     )
 
 
@@ -242,13 +258,14 @@ def baked(options: argparse.Namespace) -> Subject:
         )
     flavour, reference = record["flavour"], record["name"]
     digests = (record["manifest_digest"], record["config_digest"])
+    suite = str(record.get("suite_sha256") or "")
     if options.flavour and options.flavour != flavour:
         raise ForgeError(
             f"{name} was baked from the flavour {flavour}",
             expected=f"the flavour {options.flavour}",
             mend=f"{mend} --flavour {options.flavour}",
         )
-    return Subject(name, reference, digests, folder / "oci")
+    return Subject(name, reference, digests, folder / "oci", suite, record["python"])
 
 
 def referenced(engine: Engine, reference: str) -> Subject:
@@ -264,14 +281,16 @@ def referenced(engine: Engine, reference: str) -> Subject:
     Raises:
         ForgeError: If the engine holds no such image.
     """
-    found = _identify(engine, reference)
-    if found is None:
+    said = _identify(engine, reference, _FACTS)
+    if said is None:
         raise ForgeError(
             f"the engine holds no image {reference}",
             expected="an image of the engine",
             mend=f"docker pull {reference}, or leave out --image-ref for the baked image",
         )
-    return Subject(f"ref-{found.removeprefix('sha256:')[:12]}", reference, (found,), None)
+    found, suite, python = (*said.split(" "), "", "")[:3]
+    slug = f"ref-{found.removeprefix('sha256:')[:12]}"
+    return Subject(slug, reference, (found,), None, suite, python or None)
 
 
 def find_engine(progress: Progress) -> Engine:
@@ -365,7 +384,8 @@ def loaded(engine: Engine, subject: Subject, progress: Progress) -> Iterator[str
         # a user's own image: the engine knew it by digest a moment ago, and names are theirs
         yield subject.digest
         return
-    name = f"{_HOLD}:{_owner()}"
+    # one name per run and image: another image of the same run ends at another time
+    name = f"{_HOLD}:{_owner()}-{subject.slug}"
     digest = _held(engine, subject)
     if digest is None or not _tag(engine, digest, name):
         _load(engine, subject, subject.layout, progress)
@@ -394,9 +414,9 @@ def _held(engine: Engine, subject: Subject) -> str | None:
     return None
 
 
-def _identify(engine: Engine, reference: str) -> str | None:
+def _identify(engine: Engine, reference: str, what: str = "{{.Id}}") -> str | None:
     """The id an engine gives an image: its manifest's digest, or its configuration's."""
-    done = engine.call("image", "inspect", "--format", "{{.Id}}", reference, check=False)
+    done = engine.call("image", "inspect", "--format", what, reference, check=False)
     if done.code == 0:
         return done.output.strip().splitlines()[-1]
     if "no such image" in done.output.lower():
@@ -516,12 +536,14 @@ class Room:
         digest: The image, by digest.
         results: The folder that containers may write to, mounted at :data:`RESULTS`.
         progress: Shows the last line of their output.
+        stop: Ends the running container when it is set.
     """
 
     engine: Engine
     digest: str
     results: Path
     progress: Progress
+    stop: threading.Event | None = None
 
     def run(self, job: Job) -> Completed:
         """Run one command in a fresh container: no network, no rights, no writable root.
@@ -558,6 +580,7 @@ class Room:
                 check=False,
                 on_line=self.progress.detail,
                 doing=f"{job.command[0]} in the image",
+                stop=self.stop,
             )
             ended = True
         finally:
@@ -570,8 +593,26 @@ class Room:
         return done
 
 
+def clear(engine: Engine, kind: str) -> None:
+    """Remove what an earlier, killed run left: its containers and its folders.
+
+    Args:
+        engine: The engine.
+        kind: ``health`` or ``bench``.
+    """
+    _sweep(engine)
+    for old in (out_dir() / kind).glob(".run-*"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def room(engine: Engine, digest: str, kind: str, progress: Progress) -> Iterator[Room]:
+def room(
+    engine: Engine,
+    digest: str,
+    kind: str,
+    progress: Progress,
+    stop: threading.Event | None = None,
+) -> Iterator[Room]:
     """Make a room for container runs; afterwards it is gone, and containers of it are too.
 
     Only its owner can reach its folder, and within that every user may write: an image's user has
@@ -582,21 +623,19 @@ def room(engine: Engine, digest: str, kind: str, progress: Progress) -> Iterator
         digest: The image, by digest.
         kind: ``health`` or ``bench``; the folder stands in ``out/KIND``.
         progress: Shows what is done.
+        stop: Ends its running container when it is set: for a thread that no signal reaches.
 
     Yields:
         The room.
     """
     parent = out_dir() / kind
     parent.mkdir(parents=True, exist_ok=True)
-    _sweep(engine)
-    for old in parent.glob(".run-*"):
-        shutil.rmtree(old, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=".run-", dir=parent))
     results = folder / "results"
     try:
         results.mkdir()
         results.chmod(0o777)
-        yield Room(engine, digest, results, progress)
+        yield Room(engine, digest, results, progress, stop)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

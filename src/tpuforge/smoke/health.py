@@ -1,42 +1,118 @@
-"""The verb ``smoke``: run the health suite inside an image, and show its verdict.
+"""The verb ``smoke``: run the health suite inside images, and show the verdict.
 
-Two container runs: one with nothing mounted (static, import, compile, device), one with the
-simulator mounted (simulate), which merges the first one's results into its own. The verdict and
-the exit code are the suite's. A run with the same image, simulator and options as before is not
-repeated when that run came to a verdict.
+Two container runs for each image: one with nothing mounted (static, import, compile, device), one
+with the simulator mounted (simulate), which merges the first one's results into its own. The
+verdict and the exit code are the suite's; of several images the worst one counts. A pair of image
+and choice that came to a verdict before is not run again (:mod:`tpuforge.smoke.cache`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 from tpuforge import health_report
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.health_report import TIERS
-from tpuforge.paths import exclusive, out_dir, read_json
+from tpuforge.paths import exclusive, out_dir, read_json, write_json
 from tpuforge.process import Completed
-from tpuforge.smoke import container, simulator
+from tpuforge.smoke import cache, container, gate, simulator
 from tpuforge.verb import Outcome, parser, run_verb
 
-FILES = ("health.json", "health.xml", "health.html")
 LIMIT_S = 1200.0
-_JUDGED = (Exit.OK, Exit.FAULT)
-"""Exit codes that say something about the image, and not about this machine at this moment."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What of the suite is run.
+
+    Attributes:
+        tiers: In their order.
+        targets: Topologies; the suite's own if empty.
+        keywords: pytest's ``-k``.
+        markers: pytest's ``-m``.
+    """
+
+    tiers: tuple[str, ...]
+    targets: tuple[str, ...]
+    keywords: str
+    markers: str
+
+    @property
+    def simulates(self) -> bool:
+        return "simulate" in self.tiers
+
+
+@dataclass
+class _Case:
+    """One image on its way to a verdict.
+
+    Attributes:
+        subject: The image.
+        inputs: What decides its verdict, each under a name for people.
+        record: Facts of the run that its report is of.
+        health: Its report.
+        error: Why it has none.
+        cached: Whether the report is of an earlier run.
+        notes: What the reader must not miss.
+    """
+
+    subject: container.Subject
+    inputs: dict[str, str]
+    record: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, Any] | None = None
+    error: ForgeError | None = None
+    cached: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return container.key_of(self.inputs)
+
+    @property
+    def folder(self) -> Path:
+        return out_dir() / "health" / self.subject.slug
+
+    @property
+    def settled(self) -> bool:
+        return self.health is not None or self.error is not None
+
+    def entry(self) -> dict[str, Any]:
+        """The image's part of the verdict file."""
+        facts = {
+            "image": self.subject.slug,
+            "reference": self.subject.reference,
+            "manifest_digest": self.subject.digest,
+            "suite_sha256": self.subject.suite,
+            "key": self.key,
+            "seconds": float(self.record.get("seconds", 0.0)),
+            "notes": self.notes,
+            "report": str(self.folder / cache.REPORT) if self.health else None,
+        }
+        error = self.error.as_dict() if self.error else None
+        return gate.of_image(facts, self.health, error, cached=self.cached)
 
 
 def _parser() -> argparse.ArgumentParser:
     made = parser(
         "smoke",
-        "Run the health suite inside an image. Exit codes: 0 healthy, 1 unhealthy, 2 could not be "
-        "judged, 3 a TPU is busy or unusable.",
+        "Run the health suite inside one or more images. Exit codes: 0 healthy, 1 unhealthy, 2 "
+        "could not be judged, 3 a TPU is busy or unusable; of several images the worst, in the "
+        "order 1, 2, 3.",
     )
-    container.add_choice(made)
+    container.add_choice(made, several=True)
+    made.add_argument("--all", action="store_true", help="every image of out/images with a suite")
     made.add_argument(
         "--tier", default=",".join(TIERS), metavar="LIST", help=f"by commas: {', '.join(TIERS)}"
     )
@@ -47,11 +123,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOPOLOGY",
         help="compile for this TPU, such as v6e:2x2; again for more",
     )
+    made.add_argument(
+        "-k", dest="keywords", default="", metavar="EXPR", help="only checks whose name matches"
+    )
+    made.add_argument(
+        "-m",
+        dest="markers",
+        default="",
+        metavar="EXPR",
+        help="only checks with these marks: tiers, critical, warning",
+    )
+    made.add_argument(
+        "--jobs", type=int, metavar="N", help="images at once (default: by cores and free memory)"
+    )
     made.add_argument("--again", action="store_true", help="run even if nothing has changed")
     return made
 
 
-def _tiers(text: str) -> list[str]:
+def _tiers(text: str) -> tuple[str, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in TIERS:
@@ -64,91 +153,263 @@ def _tiers(text: str) -> list[str]:
         raise ForgeError(
             "--tier names no tier", expected=f"a list of {', '.join(TIERS)}", mend="leave it out"
         )
-    return [tier for tier in TIERS if tier in words]
+    return tuple(tier for tier in TIERS if tier in words)
 
 
-def _smoke(options: argparse.Namespace, progress: Progress) -> Outcome:
-    tiers = _tiers(options.tier)
-    if options.image_ref:
-        engine = container.find_engine(progress)
-        subject = container.referenced(engine, options.image_ref)
-    else:
-        engine, subject = None, container.baked(options)
-    folder = out_dir() / "health" / subject.slug
-    inputs = {
-        "the image": subject.digest,
-        "the simulator": simulator.key(python=options.python) if "simulate" in tiers else "",
-        "the choice of tiers": ",".join(tiers),
-        "the choice of targets": ",".join(options.target),
-    }
-    key = container.key_of(inputs)
+def _names(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """The images that were asked for, each as the options of one."""
+
+    def one(
+        image: str | None = None, python: str | None = options.python, ref: str | None = None
+    ) -> argparse.Namespace:
+        return argparse.Namespace(
+            image=image, python=python, flavour=options.flavour, image_ref=ref
+        )
+
+    images = [name.strip() for text in options.image or () for name in text.split(",")]
+    if not all(images) or not all(options.image_ref or ["-"]):
+        raise ForgeError(
+            "an image without a name was given",
+            expected="--image NAME[,NAME…]",
+            mend="./forge smoke --help",
+        )
+    made = [one(name) for name in images]
+    made += [one(ref=reference) for reference in options.image_ref or ()]
+    if options.all:
+        for path in sorted((out_dir() / "images").glob("*-py*/image.json")):
+            name, _, digits = path.parent.name.rpartition("-py")
+            python = f"{digits[:1]}.{digits[1:]}"
+            record = read_json(path)
+            # the builder's image, say, carries none; a damaged record is judged, and refused
+            suite = record.get("suite_sha256") if isinstance(record, dict) else "unknown"
+            if suite and options.python in (None, python):
+                made.append(one(name, python))
+        if not made:
+            raise ForgeError(
+                f"no image stands in {out_dir() / 'images'}",
+                expected="a baked image with a health suite",
+                mend="./forge bake",
+            )
+    return made or [one()]
+
+
+def _result_name(options: argparse.Namespace) -> str:
+    names = _names(options)
+    return f"smoke-{container.slug(names[0])}" if len(names) == 1 else "smoke"
+
+
+def _subjects(
+    names: Sequence[argparse.Namespace], progress: Progress
+) -> tuple[list[container.Subject], container.Engine | None]:
+    """The images; an engine only if one of them is known to nobody else."""
+    engine = None
+    found: dict[str, container.Subject] = {}
+    for name in names:
+        if name.image_ref:
+            engine = engine or container.find_engine(progress)
+            subject = container.referenced(engine, name.image_ref)
+        else:
+            subject = container.baked(name)
+        found.setdefault(subject.slug, subject)
+    return list(found.values()), engine
+
+
+def _smoke(
+    options: argparse.Namespace, progress: Progress, verdicts: list[dict[str, Any]]
+) -> Outcome:
+    """Judge every image; the verdict file is there only if the run came to its end."""
+    path = out_dir() / "health" / "verdict.json"
+    path.unlink(missing_ok=True)
+    choice = _Choice(
+        _tiers(options.tier),
+        tuple(options.target),
+        options.keywords.strip(),
+        options.markers.strip(),
+    )
+    if options.jobs is not None and options.jobs < 1:
+        raise ForgeError(
+            f"--jobs {options.jobs} judges nothing", expected="1 or more", mend="leave it out"
+        )
+    started, clock = datetime.now(UTC), time.monotonic()
+    subjects, engine = _subjects(_names(options), progress)
+    cases = [_Case(subject, _inputs(subject, choice)) for subject in subjects]
     with exclusive("smoke", container.say_wait(progress)):
-        record = None if options.again else container.earlier(folder, FILES, key)
-        health = read_json(folder / "health.json")
-        if (
-            record is not None
-            and record["exit_code"] in _JUDGED
-            and not health_report.flaw(health)
-            and health["exit_code"] == record["exit_code"]
-        ):
-            if not options.json:
-                _show(health, subject)
-            return _outcome("unchanged", subject, folder, health, record)
-        if why := container.changes(folder, inputs):
-            progress.note(why)
-        started = time.monotonic()
-        engine = engine or container.find_engine(progress)
-        notes: list[str] = []
-        simulated = None
-        if "simulate" in tiers:
+        if not options.again:
+            for case in cases:
+                _recall(case, progress)
+        ahead: dict[str, _Case] = {}
+        for case in cases:
+            if not case.settled:
+                ahead.setdefault(case.key, case)
+        if ahead:
+            engine = engine or container.find_engine(progress)
+            _run(list(ahead.values()), choice, engine, progress, options.jobs)
+        for case in cases:
+            # the same bytes under another name are the same image
+            if not case.settled and case.key in ahead:
+                _share(ahead[case.key], case)
+        verdict = gate.document(
+            [case.entry() for case in cases],
+            {
+                "tiers": list(choice.tiers),
+                "targets": list(choice.targets),
+                "keywords": choice.keywords,
+                "markers": choice.markers,
+            },
+            started.isoformat(timespec="seconds"),
+            time.monotonic() - clock,
+        )
+        write_json(path, verdict)
+    verdicts.append(verdict)
+    if len(cases) == 1:
+        return _outcome_of_one(cases[0], path, show=not options.json)
+    return _outcome_of_many(cases, verdict, path, show=not options.json)
+
+
+def _inputs(subject: container.Subject, choice: _Choice) -> dict[str, str]:
+    """What decides a verdict, under names for people."""
+    simulated = simulator.key(python=subject.python) if choice.simulates else ""
+    return {
+        "the image": subject.digest,
+        "the suite": subject.suite,
+        "the simulator": simulated,
+        "the choice of tiers": ",".join(choice.tiers),
+        "the choice of targets": ",".join(choice.targets),
+        "the choice of checks": f"{choice.keywords}\n{choice.markers}".strip(),
+        "the limits of a run": f"{LIMIT_S:.0f} s, {container.MEMORY}",
+    }
+
+
+def _recall(case: _Case, progress: Progress) -> None:
+    """Take an earlier verdict, if there is one that can be believed."""
+    entry, wrong = cache.recall(case.key)
+    if wrong:
+        progress.note(f"{case.subject.slug}: an earlier result is not believed: {wrong}", loud=True)
+    if entry is None:
+        return
+    cache.show(entry, case.folder, case.key)
+    case.record, case.health, case.cached = entry.record, entry.health, True
+    case.notes += entry.record.get("notes", [])
+
+
+def _share(done: _Case, case: _Case) -> None:
+    case.record, case.health, case.error = done.record, done.health, done.error
+    case.notes, case.cached = done.notes, done.health is not None
+    if case.health is not None:
+        files = {name: done.folder / name for name in cache.FILES}
+        container.publish(case.folder, files, {**done.record, "image": case.subject.reference})
+
+
+def _run(
+    cases: Sequence[_Case],
+    choice: _Choice,
+    engine: container.Engine,
+    progress: Progress,
+    jobs: int | None,
+) -> None:
+    """Judge images in containers, side by side; each case is settled afterwards."""
+    for case in cases:
+        if why := container.changes(case.folder, case.inputs):
+            progress.note(f"{case.subject.slug}: {why}" if len(cases) > 1 else why)
+    simulated = _simulators(cases, choice, progress)
+    container.clear(engine, "health")
+    with contextlib.ExitStack() as stack:
+        tasks: list[Callable[[threading.Event], None]] = []
+        for case in cases:
             try:
-                simulated = simulator.ensure_simulator(progress, python=options.python)
+                digest = stack.enter_context(container.loaded(engine, case.subject, progress))
             except ForgeError as error:
-                # the other tiers can be judged; the suite itself says that this one was not
-                notes.append(f"the simulator could not be made: {error.found}; mend: {error.mend}")
-                progress.note(notes[-1], loud=True)
-        with (
-            container.loaded(engine, subject, progress) as digest,
-            container.room(engine, digest, "health", progress) as room,
-        ):
-            done = _run_tiers(room, tiers, options.target, simulated)
-            health = _read(room.results / "health.json", done)
-            whole = simulated is not None or "simulate" not in tiers
+                case.error = error
+                continue
+            lane = gate.Lane(progress, case.subject.slug) if len(cases) > 1 else progress
+            tasks.append(
+                partial(
+                    _judge,
+                    case=case,
+                    choice=choice,
+                    engine=engine,
+                    digest=digest,
+                    simulated=simulated[case.key],
+                    progress=lane,
+                )
+            )
+        at_once = min(jobs or gate.lanes(len(tasks)), max(1, len(tasks)))
+        if len(cases) > 1:
+            words = f"judging {len(tasks)} images, {at_once} at a time"
+            stack.enter_context(progress.step(words))
+        gate.side_by_side(tasks, at_once)
+
+
+def _simulators(
+    cases: Sequence[_Case], choice: _Choice, progress: Progress
+) -> dict[str, Path | None]:
+    """The simulator for each case, by its key; without one the other tiers can still be judged."""
+    made: dict[str, Path | None] = {}
+    for case in cases:
+        made[case.key] = None
+        if not choice.simulates:
+            continue
+        try:
+            made[case.key] = simulator.ensure_simulator(progress, python=case.subject.python)
+        except ForgeError as error:
+            # the suite itself says that this tier was not judged
+            case.notes.append(f"the simulator could not be made: {error.found}; mend: {error.mend}")
+            progress.note(case.notes[-1], loud=True)
+    return made
+
+
+def _judge(
+    stop: threading.Event,
+    *,
+    case: _Case,
+    choice: _Choice,
+    engine: container.Engine,
+    digest: str,
+    simulated: Path | None,
+    progress: Progress,
+) -> None:
+    """Run the suite in one image and keep what it found; a failure is the case's own."""
+    started = time.monotonic()
+    try:
+        with container.room(engine, digest, "health", progress, stop) as room:
+            done = _run_tiers(room, choice, simulated)
+            health = _read(room.results / cache.REPORT, done)
+            whole = simulated is not None or not choice.simulates
             record = {
                 # without the simulator it is no answer to what was asked: ask again next time
-                "key": key if whole else "",
-                "inputs": inputs,
+                "key": case.key if whole else "",
+                "inputs": case.inputs,
                 "verb": "smoke",
-                "image": subject.reference,
-                "manifest_digest": subject.digest,
+                "image": case.subject.reference,
+                "manifest_digest": case.subject.digest,
                 "exit_code": done.code,
                 "seconds": round(time.monotonic() - started, 1),
-                "notes": notes,
+                "notes": list(case.notes),
             }
-            files = {name: room.results / name for name in FILES}
-            container.publish(folder, files, record)
-    if not options.json:
-        _show(health, subject)
-    return _outcome("done", subject, folder, health, record)
+            files = {name: room.results / name for name in cache.FILES}
+            container.publish(case.folder, files, record)
+            if whole:
+                cache.keep(case.key, {name: case.folder / name for name in cache.FILES}, record)
+        case.record, case.health = record, health
+    except ForgeError as error:
+        case.error = error
 
 
-def _run_tiers(
-    room: container.Room, tiers: Sequence[str], targets: Sequence[str], simulated: Path | None
-) -> Completed:
+def _run_tiers(room: container.Room, choice: _Choice, simulated: Path | None) -> Completed:
     """Make the container runs; the last one leaves the whole result."""
-    plain = [tier for tier in tiers if tier != "simulate" or simulated is None]
+    plain = [tier for tier in choice.tiers if tier != "simulate" or simulated is None]
     merge: list[str] = []
     if plain:
         stem = "health" if simulated is None else "plain"
         with room.progress.step(f"judging {', '.join(plain)}"):
-            done = room.run(container.Job(_command(plain, targets, stem), LIMIT_S))
+            done = room.run(container.Job(_command(plain, choice, stem), LIMIT_S))
         if simulated is None:
             return done
         _read(room.results / "plain.json", done)
         merge = ["--merge", f"{container.RESULTS}/plain.json"]
     assert simulated is not None  # noqa: S101 - only then a tier can be missing from "plain"
     job = container.Job(
-        [*_command(["simulate"], targets, "health"), *merge],
+        [*_command(["simulate"], choice, "health"), *merge],
         LIMIT_S,
         mounts=container.simulator_mounts(simulated),
         env=container.SIMULATOR_ENV,
@@ -180,10 +441,14 @@ def _join_junit(path: Path, other: Path) -> None:
     joined.replace(path)
 
 
-def _command(tiers: Sequence[str], targets: Sequence[str], stem: str) -> list[str]:
+def _command(tiers: Sequence[str], choice: _Choice, stem: str) -> list[str]:
     words = ["health", "--tier", ",".join(tiers)]
-    for target in targets:
+    for target in choice.targets:
         words += ["--target", target]
+    if choice.keywords:
+        words += ["-k", choice.keywords]
+    if choice.markers:
+        words += ["-m", choice.markers]
     for option, suffix in (("--json", "json"), ("--junit", "xml"), ("--html", "html")):
         words += [option, f"{container.RESULTS}/{stem}.{suffix}"]
     return words
@@ -207,40 +472,75 @@ def _read(path: Path, done: Completed) -> dict[str, Any]:
     )
 
 
-def _outcome(
-    status: Literal["done", "unchanged"],
-    subject: container.Subject,
-    folder: Path,
-    health: dict[str, Any],
-    record: dict[str, Any],
-) -> Outcome:
-    verdict = str(health.get("verdict"))
-    page = folder / "health.html"
-    reached = health.get("highest_tier")
-    summary = f"{subject.reference} is {verdict}"
+def _outcome_of_one(case: _Case, path: Path, *, show: bool) -> Outcome:
+    if case.error is not None:
+        raise case.error
+    assert case.health is not None  # noqa: S101 - a settled case has one of both
+    health, record = case.health, case.record
+    if show:
+        _show(health, case.subject)
+    verdict = str(health["verdict"])
+    page = case.folder / "health.html"
+    reached = health["highest_tier"]
+    summary = f"{case.subject.reference} is {verdict}"
     summary += f", highest tier {reached}; {page}" if reached else f"; {page}"
-    if status == "unchanged":
+    if case.cached:
         summary += (
             " (same image, simulator and options as in the last run, which took "
             f"{duration(record['seconds'])})"
         )
     return Outcome(
-        status,
+        "unchanged" if case.cached else "done",
         summary,
         data={
-            "image": subject.reference,
-            "manifest_digest": subject.digest,
+            "image": case.subject.reference,
+            "manifest_digest": case.subject.digest,
             "run_seconds": record["seconds"],
             "verdict": verdict,
             "highest_tier": reached,
             "tiers": {name: tier["status"] for name, tier in health["tiers"].items()},
-            "health": str(folder / "health.json"),
+            "health": str(case.folder / cache.REPORT),
             "page": str(page),
             "key": record["key"],
+            "verdict_file": str(path),
         },
-        notes=list(record.get("notes", [])),
+        notes=case.notes,
         exit_code=Exit(health["exit_code"]),
     )
+
+
+def _outcome_of_many(
+    cases: Sequence[_Case], verdict: dict[str, Any], path: Path, *, show: bool
+) -> Outcome:
+    if show:
+        columns, rows = gate.rows(verdict)
+        print_table(columns, rows)
+        for case in cases:
+            _show_failed(case)
+    counted: dict[str, int] = {}
+    for image in verdict["images"]:
+        counted[image["verdict"]] = counted.get(image["verdict"], 0) + 1
+    words = ", ".join(f"{count} {word}" for word, count in counted.items())
+    cached = sum(case.cached for case in cases)
+    summary = f"{len(cases)} images: {words}; {path}"
+    if cached:
+        summary += f" ({cached} unchanged since an earlier run, and not run again)"
+    return Outcome(
+        "unchanged" if cached == len(cases) else "done",
+        summary,
+        data={**verdict, "verdict_file": str(path)},
+        notes=[f"{case.subject.slug}: {note}" for case in cases for note in case.notes],
+        exit_code=Exit(verdict["exit_code"]),
+    )
+
+
+def _show_failed(case: _Case) -> None:
+    """What failed in one image of several."""
+    if case.error is not None:
+        print(f"\n{case.subject.slug}: {case.error.found}")
+        print(f"  expected: {case.error.expected}\n  mend: {case.error.mend}")
+    elif case.health is not None:
+        _show_checks(case.health, f"{case.subject.slug}: ")
 
 
 def _show(health: dict[str, Any], subject: container.Subject) -> None:
@@ -270,10 +570,16 @@ def _show(health: dict[str, Any], subject: container.Subject) -> None:
     facts = health.get("image")
     if isinstance(facts, dict) and facts.get("overlay"):
         print(f"\ntorch_tpu is a wheel that was given to the bake: {facts['overlay']}")
-    failed = [check for check in health["checks"] if check["status"] == "failed"]
-    for check in failed:
+    _show_checks(health)
+
+
+def _show_checks(health: dict[str, Any], prefix: str = "") -> None:
+    """What failed, and what mends it."""
+    for check in health["checks"]:
+        if check["status"] != "failed":
+            continue
         word = "warning" if check.get("severity") == "warning" else "failed"
-        print(f"\n{word}: {check['id']}: {check['purpose']}")
+        print(f"\n{prefix}{word}: {check['id']}: {check['purpose']}")
         for line in str(check.get("detail") or "").rstrip().splitlines()[:12]:
             print(f"    {line}")
         if check.get("remedy"):
@@ -289,13 +595,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    return run_verb(
-        "smoke",
-        _parser(),
-        _smoke,
-        argv,
-        result_name=lambda options: f"smoke-{container.slug(options)}",
-    )
+    verdicts: list[dict[str, Any]] = []
+    given = sys.argv[1:] if argv is None else argv
+    # a machine that asked for JSON gets nothing else on standard output
+    stream = sys.stderr if "--json" in given else sys.stdout
+    with gate.muted(stream):
+        code = run_verb(
+            "smoke",
+            _parser(),
+            lambda options, progress: _smoke(options, progress, verdicts),
+            argv,
+            result_name=_result_name,
+        )
+    for verdict in verdicts:
+        gate.announce(verdict, stream)
+    return code
 
 
 if __name__ == "__main__":
