@@ -1,7 +1,7 @@
 """The room: real remote services on the loopback, for the tests of ``build_wheel --remote``.
 
 A root file system of Debian forky holds PostgreSQL, BuildGrid with buildbox's worker, nginx and
-Bazel 7; nothing of it touches this machine's own packages. It is made once (about three minutes)
+Bazel 7; nothing of it touches this machine's own packages. It is made once (some four minutes)
 and kept in ``out/remote``; the services run in namespaces of their own and end with the tests.
 
 Pinned: BuildGrid and its libraries by digest, in ``buildgrid.txt``. The Debian packages are those
