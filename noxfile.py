@@ -122,6 +122,12 @@ def smoke(session: nox.Session) -> None:
 
 
 @nox.session
+def operators(session: nox.Session) -> None:
+    """Tell which operators of PyTorch an image runs on a TPU."""
+    run(session, "tpuforge.smoke.operators")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks inside an image."""
     run(session, "tpuforge.smoke.bench", if_it_fails="tpuforge.release.report")

@@ -29,7 +29,9 @@ REFUSED = "refused"
 NOTHING = "nothing to compile"
 COMPILES = (YES, REFUSED, ERROR, NOTHING, NOT_RUN)
 
-_UNSUPPORTED = re.compile(r"^NotImplementedError: |not yet support")
+_UNSUPPORTED = re.compile(
+    r"^NotImplementedError: |not yet support|expected the dtype of the input tensor to be neither"
+)
 """How torch_tpu and PyTorch's dispatcher say that something has no TPU kernel."""
 
 _OVERLOAD = re.compile(r"'aten::([\w.]+)'")
