@@ -3,6 +3,8 @@
 ``unit`` takes seconds and needs neither network nor engine, ``engine`` bakes and judges a real
 image, ``faults`` kills, corrupts and starves. ``remote`` sets up real remote caches and executors;
 it needs root and takes long, so it runs only where it is named.
+
+The files of the rings run side by side, the tests of a file one after the other.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from tpuforge.paths import ROOT
 
 RINGS = ("unit", "engine", "faults")
 NAMED_ONLY = ("remote",)
+_MOST_WORKERS = 4  # each may hold an image's files or a compiler's memory
+_ONE_AT_A_TIME = ("-n", "--numprocesses", "-p", "-s", "--capture=no", "--pdb", "--trace", "--co")
 _USAGE = f"""usage: forge tests [RING|PATH …] [PYTEST_OPTION …]
 
 Rings: {", ".join(RINGS)}; all of them if none is named. Only if named: {", ".join(NAMED_ONLY)}.
+Files run side by side, as many as there are cores, up to {_MOST_WORKERS}; -n 0 is one at a time.
 Exit codes are pytest's: 0 all passed, 1 some failed, 2 to 5 the run itself failed."""
 
 
@@ -40,8 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = words[len(places) :]
     rings = RINGS + NAMED_ONLY
     tests = [f"tests/{place}" if place in rings else place for place in places or RINGS]
+    # the remote ring has one set of services for all its tests
+    alone = any(word.startswith(_ONE_AT_A_TIME) for word in options) or "tests/remote" in tests
+    workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+    spread = [] if alone or workers == 1 else ["-n", str(workers), "--dist", "loadfile"]
     os.chdir(ROOT)
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *tests, *options])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *spread, *tests, *options])  # noqa: S606
 
 
 if __name__ == "__main__":
