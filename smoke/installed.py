@@ -7,12 +7,13 @@ pyc headers as in PEP 552.
 from __future__ import annotations
 
 import base64
+import configparser
 import csv
 import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -29,6 +30,8 @@ _CUDA_LIBRARY = re.compile(
     r"[\w-]*|nvjitlink|nvshmem\w*|nvtoolsext|torch_cuda\w*|c10_cuda|triton)[.\-]\S*",
     re.IGNORECASE,
 )
+_BACKENDS = "torch.backends"
+_TAG = re.compile(r"Tag:")
 _LIBRARY_FOLDERS = (
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -131,16 +134,17 @@ def closure_problems(site: Path, lock: Path, also: Iterable[str] = ("pip",)) -> 
     pins = read_lock(lock)
     allowed = set(also)
     problems: list[str] = []
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for one in distributions(site):
         if one.name in seen:
-            problems.append(f"{one.name} is installed twice")
+            versions = f"{seen[one.name]} and {one.version}"
+            problems.append(f"{one.name} is installed twice, as {versions}: remove one .dist-info")
         elif one.name not in pins:
             if one.name not in allowed:
                 problems.append(f"{one.name} {one.version} is installed and not in the lock")
         elif one.version != pins[one.name]:
             problems.append(f"{one.name} is {one.version}, the lock says {pins[one.name]}")
-        seen.add(one.name)
+        seen[one.name] = one.version
     problems += [f"{name} {pins[name]} is missing" for name in sorted(pins.keys() - seen)]
     return problems
 
@@ -316,6 +320,268 @@ def cuda_problems(site: Path) -> list[str]:
     if not re.search(r"^__version__\s*=\s*['\"][^'\"]*\+cpu['\"]", text, re.MULTILINE):
         problems.append("torch/version.py does not say +cpu")
     return problems
+
+
+def requirement_problems(site: Path) -> tuple[list[str], int]:
+    """Requirements of installed packages that the installed versions do not meet.
+
+    Extras are left out: nobody knows which were asked for.
+
+    Args:
+        site: The site-packages folder.
+
+    Returns:
+        One sentence per requirement that is not met, and how many were looked at.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    found = distributions(site)
+    versions: dict[str, list[str]] = {}
+    for one in found:
+        versions.setdefault(one.name, []).append(one.version)
+    problems: list[str] = []
+    count = 0
+    for one in found:
+        for line in one.requires:
+            try:
+                wanted = Requirement(line)
+            except InvalidRequirement:
+                problems.append(f"{one.name} {one.version} requires {line!r}, which means nothing")
+                continue
+            if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+                continue
+            count += 1
+            name = normalized(wanted.name)
+            what = f"{one.name} {one.version} needs {wanted.name}{wanted.specifier}"
+            if name not in versions:
+                problems.append(f"{what}, which is not installed")
+            problems += [
+                f"{what}, and {name} {version} is installed"
+                for version in versions.get(name, ())
+                if not wanted.specifier.contains(version, prereleases=True)
+            ]
+    return problems, count
+
+
+def platform_problems(
+    site: Path, supported: Container[str], minor: str, machine: str
+) -> tuple[list[str], PlatformCount]:
+    """Packages and libraries that were made for another Python or another machine.
+
+    Args:
+        site: The site-packages folder.
+        supported: The wheel tags that the interpreter takes, such as ``cp311-cp311-linux_x86_64``.
+        minor: The interpreter, such as ``311``.
+        machine: The machine, as ``uname -m`` says it.
+
+    Returns:
+        One sentence per package or library, and how many of each were looked at.
+    """
+    problems: list[str] = []
+    wheels = 0
+    for one in distributions(site):
+        path = one.info / "WHEEL"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        tags = [line.partition(":")[2].strip() for line in text.splitlines() if _TAG.match(line)]
+        wheels += bool(tags)
+        if tags and not any(tag in supported for tag in tags):
+            problems.append(
+                f"{one.name} {one.version} was made for {tags[0]}, "
+                f"and this is Python {minor[0]}.{minor[1:]} on {machine}"
+            )
+    files = libraries(site)
+    for file in files:
+        label = file.relative_to(site)
+        own = re.search(r"\.cpython-(\d+)-", file.name)
+        if own and own[1] != minor:
+            problems.append(f"{label} was made for Python {own[1][0]}.{own[1][1:]}")
+        try:
+            found = elf.read(file).machine
+        except (elf.NotElfError, OSError):
+            # the check of needed libraries names it
+            continue
+        if found != machine:
+            problems.append(f"{label} was made for {found}, and this machine is {machine}")
+    return problems, PlatformCount(wheels, len(files))
+
+
+@dataclass(frozen=True)
+class PlatformCount:
+    """What a check of platforms read.
+
+    Attributes:
+        wheels: Packages that say what they were made for.
+        libraries: Shared libraries.
+    """
+
+    wheels: int
+    libraries: int
+
+
+def backend_problems(site: Path) -> list[str]:
+    """Packages other than torch_tpu that make themselves torch's extra backend, or its absence.
+
+    torch has one spare backend ("PrivateUse1"), and loads whatever is registered for it.
+
+    Args:
+        site: The site-packages folder.
+    """
+    found: dict[str, list[str]] = {}
+    for one in distributions(site):
+        path = one.info / "entry_points.txt"
+        parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+        try:
+            parser.read_string(path.read_text(encoding="utf-8") if path.is_file() else "")
+        except configparser.Error as error:
+            return [f"the entry_points.txt of {one.name} cannot be read: {error}"]
+        if parser.has_section(_BACKENDS):
+            found.setdefault(one.name, []).extend(dict(parser.items(_BACKENDS)))
+    own = found.pop("torch-tpu", [])
+    problems = [
+        f"{name} registers {', '.join(names) or 'nothing'} as torch's backend as well"
+        for name, names in sorted(found.items())
+    ]
+    if "torch_tpu" not in own:
+        problems.append("torch-tpu does not register itself as a backend of torch")
+    return problems
+
+
+@dataclass(frozen=True)
+class Glues:
+    """torch_tpu's libraries for versions of torch.
+
+    Attributes:
+        modules: Version, such as ``2_13_0``, to the modules that it has, by path.
+        wanted: The range of torch that torch_tpu's metadata names.
+        torch: The installed torch.
+    """
+
+    modules: dict[str, set[str]]
+    wanted: str
+    torch: str
+
+
+_GLUE = re.compile(r"(.+?)_(\d+_\d+_\d+)(_common)?\.so")
+
+
+def glues(site: Path) -> Glues:
+    """All glue that torch_tpu brings, and the versions of torch that it claims to serve.
+
+    Args:
+        site: The site-packages folder.
+
+    Raises:
+        AssertionError: If torch or torch_tpu is not installed.
+    """
+    from packaging.requirements import Requirement
+
+    installed_now = {one.name: one for one in distributions(site)}
+    assert {"torch", "torch-tpu"} <= installed_now.keys(), "torch and torch_tpu are not installed"
+    wanted = [Requirement(line) for line in installed_now["torch-tpu"].requires]
+    modules: dict[str, set[str]] = {}
+    for name in _files(site / "torch_tpu"):
+        path = Path(name)
+        if match := _GLUE.fullmatch(path.name):
+            folder = path.parent.as_posix().replace(match[2], "*")
+            modules.setdefault(match[2], set()).add(f"{folder}/{match[1]}")
+    return Glues(
+        modules,
+        next((str(one.specifier) for one in wanted if normalized(one.name) == "torch"), ""),
+        installed_now["torch"].version,
+    )
+
+
+def glue_problems(found: Glues) -> tuple[list[str], dict[str, str]]:
+    """Versions of torch that torch_tpu claims to serve, and has no whole glue for.
+
+    A glue serves torch from its own version to that of the next glue, so the minor versions of the
+    claimed range are looked at one by one.
+
+    Args:
+        found: What :func:`glues` gives.
+
+    Returns:
+        One sentence per gap, and each claimed minor version with the glue that serves it.
+    """
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    if not found.modules:
+        return ["torch_tpu has no glue at all"], {}
+    whole = set.union(*found.modules.values())
+    problems = [
+        f"the glue for torch {version.replace('_', '.')} has no {sorted(whole - modules)[0]}"
+        for version, modules in sorted(found.modules.items())
+        if modules != whole
+    ]
+    claimed = SpecifierSet(found.wanted)
+    named = {Version(one.version) for one in claimed if "*" not in one.version}
+    built = sorted(Version(version.replace("_", ".")) for version in found.modules)
+    last = max([*named, *built])
+    minors = {version for version in [*named, *built] if version in claimed}
+    minors |= {
+        Version(f"{last.major}.{minor}.0")
+        for minor in range(last.minor + 1)
+        if Version(f"{last.major}.{minor}.0") in claimed
+    }
+    served: dict[str, str] = {}
+    for version in sorted({*minors, Version(Version(found.torch).public)}):
+        fitting = [one for one in built if one <= version]
+        if fitting:
+            served[str(version)] = str(fitting[-1])
+        else:
+            problems.append(f"torch_tpu has no glue for torch {version}, which it claims to serve")
+    return problems, served
+
+
+def abi_problems(
+    site: Path, root: Path, version: str, search_path: str = ""
+) -> tuple[list[str], int]:
+    """Symbols that a glue needs and that neither torch, torch_tpu's XLA nor the system defines.
+
+    The loader would say so for the first one only, and only when the glue is loaded.
+
+    Args:
+        site: The site-packages folder.
+        root: The root of the file system.
+        version: The glue's, such as ``2_13_0``.
+        search_path: A value of ``LD_LIBRARY_PATH``.
+
+    Returns:
+        One sentence at most, and how many symbols were looked for.
+    """
+    system = system_folders(root, search_path)
+    todo = [
+        path
+        for path in libraries(site / "torch_tpu")
+        if (match := _GLUE.fullmatch(path.name)) and match[2] == version
+    ]
+    # what the interpreter itself defines belongs to Python and not to torch
+    names = {
+        name
+        for path in todo
+        for name in elf.undefined(path)
+        if not name.startswith((b"Py", b"_Py"))
+    }
+    count = len(names)
+    seen: set[str] = set()
+    while todo and names:
+        path = todo.pop(0)
+        if path.name in seen:
+            continue
+        seen.add(path.name)
+        names = elf.missing(path, names)
+        library = elf.read(path)
+        for needed in library.needed:
+            folders = [*library.folders(), site / "torch" / "lib", *system]
+            todo += [found for f in folders if (found := f / needed).is_file()][:1]
+    if not names:
+        return [], count
+    first = min(names).decode(errors="replace")
+    return [
+        f"the glue for torch {version.replace('_', '.')} needs {len(names)} symbols "
+        f"that the installed torch does not define, such as {first}"
+    ], count
 
 
 def libraries(site: Path) -> list[Path]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import pwd
 import re
+import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from smoke import installed
+from smoke import elf, installed
 from smoke.place import Place
 
 _NOT_EMPTY = ("etc/machine-id", "var/lib/dbus/machine-id")
@@ -21,6 +25,20 @@ _NO_FILES_IN = (
 )
 _GUARDS = ("PIP_CONSTRAINT", "UV_CONSTRAINT")
 CONSTRAINT = "/opt/tpuforge/constraints.txt"
+CACHES = (
+    "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TMPDIR",
+)
+"""Variables that name a folder without which torch or torch_tpu does not work."""
+
+LOCK_FILE = "/tmp/libtpu_lockfile"
+"""The file by which libtpu lets one process in at a time."""
+
+METADATA = ("169.254.169.254", 80)
+"""The metadata server of a cloud VM."""
+
+_ENTRY = b"GetPjrtApi"
 
 
 def lock_problems(place: Place, facts: dict[str, Any]) -> list[str]:
@@ -127,6 +145,134 @@ def preload_problems(place: Place) -> list[str]:
         elif str(path.resolve()) not in mapped and name not in mapped:
             problems.append(f"LD_PRELOAD names {name}, which is not loaded")
     return problems
+
+
+def libtpu_problems(site: Path) -> list[str]:
+    """What is wrong with libtpu's own library, as a file.
+
+    Args:
+        site: The site-packages folder.
+    """
+    library = site / "libtpu" / "libtpu.so"
+    if not library.is_file():
+        return ["libtpu is installed without libtpu.so"]
+    try:
+        if elf.missing(library, {_ENTRY}):
+            return ["libtpu.so does not define GetPjrtApi, so it is no PJRT plugin"]
+    except (elf.NotElfError, OSError) as error:
+        return [f"libtpu.so cannot be read: {error}"]
+    return []
+
+
+def owned_by_tcmalloc() -> bool:
+    """Whether memory that this process takes from ``malloc`` is tcmalloc's.
+
+    A library that is only in memory proves nothing, so tcmalloc is asked about a piece of memory.
+    """
+    own = ctypes.CDLL(None)
+    # gperftools' C interface: 1 means that the memory is its own
+    if not hasattr(own, "MallocExtension_GetOwnership"):
+        return False
+    own.malloc.restype = ctypes.c_void_p
+    own.malloc.argtypes = (ctypes.c_size_t,)
+    own.free.argtypes = own.MallocExtension_GetOwnership.argtypes = (ctypes.c_void_p,)
+    memory = own.malloc(1000)
+    try:
+        return bool(own.MallocExtension_GetOwnership(memory) == 1)
+    finally:
+        own.free(memory)
+
+
+def cache_problems(place: Place) -> tuple[list[str], list[str]]:
+    """Folders for caches that the environment names and this user cannot write to.
+
+    Measured: torch_tpu ends the process at the first program it cannot keep, and torch cannot even
+    be imported without its own.
+
+    Args:
+        place: The installation.
+
+    Returns:
+        One sentence per folder, and the variables that were set.
+    """
+    problems = []
+    named = [name for name in CACHES if place.environ.get(name)]
+    for name in named:
+        path = place.under(place.environ[name])
+        # torch makes the folder itself; trying it leaves nothing behind
+        nearest = next(one for one in (path, *path.parents) if one.exists())
+        try:
+            with tempfile.TemporaryFile(dir=nearest):
+                pass
+        except OSError as error:
+            problems.append(
+                f"{name} names {place.environ[name]}, which cannot be written: {error.strerror}"
+            )
+    return problems, named
+
+
+def setting_problems(place: Place) -> list[str]:
+    """Settings that keep a plain ``import torch`` from finding this image's torch_tpu and libtpu.
+
+    Args:
+        place: The installation.
+    """
+    problems = []
+    if place.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        problems.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0: import torch does not load torch_tpu")
+    library = place.environ.get("TPU_LIBRARY_PATH")
+    if library and not place.under(library).is_file():
+        problems.append(f"TPU_LIBRARY_PATH names {library}, which is not there")
+    for entry in place.environ.get("PYTHONPATH", "").split(":"):
+        for name in ("torch", "torch_tpu", "libtpu", "numpy"):
+            if entry and (place.under(entry) / name / "__init__.py").is_file():
+                problems.append(f"PYTHONPATH puts the {name} in {entry} before the image's")
+    return problems
+
+
+def lock_file_problems(place: Place) -> tuple[list[str], str]:
+    """Whether libtpu's lock file keeps this user out.
+
+    libtpu lets one process of a machine in at a time, by a lock on a file in the temporary folder.
+    The lock ends with its process, the file stays, and is refused if it is another user's: libtpu
+    then says that the TPU is in use.
+
+    Args:
+        place: The installation.
+
+    Returns:
+        A sentence if it does, and what is there.
+    """
+    path = place.under(LOCK_FILE)
+    try:
+        stat = path.stat()
+    except OSError:
+        return [], f"{LOCK_FILE} is not there"
+    if not os.access(path, os.R_OK | os.W_OK):
+        return [
+            f"{LOCK_FILE} was left by {user_words(stat.st_uid)}, and this user cannot open it: "
+            f"libtpu would say that the TPU is in use"
+        ], ""
+    locks = place.under("/proc/locks")
+    rows = locks.read_text(encoding="ascii").splitlines() if locks.is_file() else []
+    holders = [row.split()[4] for row in rows if f":{stat.st_ino} " in row and "WRITE" in row]
+    if holders:
+        return [], f"process {holders[0]} holds {LOCK_FILE}"
+    return [], f"{LOCK_FILE} is there, nobody holds it, and this user can open it"
+
+
+def metadata_answers(address: tuple[str, int] = METADATA, limit: float = 1.0) -> bool:
+    """Whether the metadata server of a cloud VM can be reached.
+
+    Args:
+        address: Its address: a name could take long to resolve.
+        limit: Seconds to wait.
+    """
+    try:
+        socket.create_connection(address, timeout=limit).close()
+    except OSError:
+        return False
+    return True
 
 
 def constraint_problems(path: Path, torch: str | None) -> list[str]:

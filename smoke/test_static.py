@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from typing import Any
 
 import pytest
 
-from smoke import installed, statics
+from smoke import chips, installed, statics, workloads
 from smoke.place import Place
 from smoke.plugin import Check
 
@@ -50,6 +52,45 @@ def test_closure(check: Check, here: Place, facts: dict[str, Any]) -> None:
     count = len(installed.distributions(here.site))
     check.figures["packages"] = count
     check.detail = f"{count} packages, as locked"
+
+
+@pytest.mark.check(
+    id="static.requirements",
+    purpose="every package finds the versions of the others that it asks for",
+    severity="critical",
+    remedy="install the version that the named package needs, or " + _REBAKE,
+)
+def test_requirements(check: Check, here: Place) -> None:
+    pytest.importorskip("packaging", reason="the package packaging, which pytest needs, is missing")
+    problems, count = installed.requirement_problems(here.site)
+    check.figures["requirements"] = count
+    _none(problems)
+    check.detail = f"{count} requirements are met"
+
+
+@pytest.mark.check(
+    id="static.platform",
+    purpose="every package and library was made for this Python and this machine",
+    severity="critical",
+    remedy="bake the image for this Python and this machine, or pull the one that was",
+)
+def test_platform(check: Check, here: Place, facts: dict[str, Any]) -> None:
+    tags = pytest.importorskip(
+        "packaging.tags", reason="the package packaging, which pytest needs, is missing"
+    )
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert facts.get("python") == minor, (
+        f"this is Python {minor}, and the image was made for Python {facts.get('python')}"
+    )
+    problems, count = installed.platform_problems(
+        here.site,
+        {str(tag) for tag in tags.sys_tags()},
+        minor.replace(".", ""),
+        platform.machine(),
+    )
+    check.figures |= {"wheels": count.wheels, "libraries": count.libraries}
+    _none(problems)
+    check.detail = f"{count.wheels} packages and {count.libraries} libraries fit Python {minor}"
 
 
 @pytest.mark.check(
@@ -150,6 +191,64 @@ def test_torch_tpu_files(check: Check, here: Place) -> None:
 
 
 @pytest.mark.check(
+    id="static.glue",
+    purpose="torch_tpu has whole glue for every torch that it claims to serve, neighbours included",
+    severity="critical",
+    remedy="install the torch_tpu that the lock names, or " + _REBAKE,
+)
+def test_glue(check: Check, here: Place) -> None:
+    pytest.importorskip("packaging", reason="the package packaging, which pytest needs, is missing")
+    found = installed.glues(here.site)
+    problems, served = installed.glue_problems(found)
+    check.figures |= {"claims": found.wanted, "served": served}
+    _none(problems)
+    own = served[found.torch.partition("+")[0]]
+    check.detail = (
+        f"torch {found.torch} is served by the glue for {own}; "
+        f"whole glue for {', '.join(sorted(set(served.values())))}"
+    )
+
+
+@pytest.mark.check(
+    id="static.abi",
+    purpose="the installed torch defines all that torch_tpu's glue for it needs",
+    severity="critical",
+    remedy="install the torch that this torch_tpu was made for, or " + _REBAKE,
+)
+def test_abi(check: Check, here: Place) -> None:
+    found = installed.glues(here.site)
+    version = workloads.expected_glue(found.torch, sorted(found.modules))
+    search = here.environ.get("LD_LIBRARY_PATH", "")
+    problems, count = installed.abi_problems(here.site, here.root, version, search)
+    check.figures |= {"glue": version, "symbols": count}
+    assert count, f"the glue for torch {version.replace('_', '.')} needs nothing at all"
+    _none(problems)
+    check.detail = f"{count} symbols of the glue for torch {version.replace('_', '.')} are defined"
+
+
+@pytest.mark.check(
+    id="static.libtpu",
+    purpose="libtpu brings its library, and that is a PJRT plugin",
+    severity="critical",
+    remedy="install the libtpu that the lock names, or " + _REBAKE,
+)
+def test_libtpu_files(check: Check, here: Place) -> None:
+    _none(statics.libtpu_problems(here.site))
+    check.detail = "libtpu.so defines GetPjrtApi"
+
+
+@pytest.mark.check(
+    id="static.backends",
+    purpose="torch_tpu, and no other package, registers itself as torch's extra backend",
+    severity="critical",
+    remedy="remove the other package, or " + _REBAKE,
+)
+def test_backends(check: Check, here: Place) -> None:
+    _none(installed.backend_problems(here.site))
+    check.detail = "torch_tpu is the only one"
+
+
+@pytest.mark.check(
     id="static.account",
     purpose="the image's own user exists, has a home and is not root",
     severity="critical",
@@ -198,7 +297,8 @@ def test_allocator(check: Check, here: Place, facts: dict[str, Any]) -> None:
     own = str(facts.get("preload"))
     value = here.environ.get("LD_PRELOAD", "")
     assert own in value, f"LD_PRELOAD is {value!r} and does not name the image's {own}"
-    check.detail = f"{own} is preloaded"
+    assert statics.owned_by_tcmalloc(), "memory from malloc is not tcmalloc's"
+    check.detail = f"memory from malloc is tcmalloc's: {own}"
 
 
 @pytest.mark.check(
@@ -221,6 +321,61 @@ def test_guard(check: Check, here: Place, facts: dict[str, Any]) -> None:
 def test_guard_environment(check: Check, here: Place, facts: dict[str, Any]) -> None:
     _none(statics.guard_env_problems(here, facts))
     check.detail = "both name a constraint that keeps torch on its CPU build"
+
+
+@pytest.mark.check(
+    id="static.caches",
+    purpose="folders for caches that the environment names can be written by this user",
+    severity="critical",
+    remedy="name a folder that this user can write to, mount one, or unset the variable",
+)
+def test_caches(check: Check, here: Place) -> None:
+    problems, named = statics.cache_problems(here)
+    check.figures["named"] = named
+    _none(problems)
+    check.detail = ", ".join(named) or "the environment names none; /tmp is used"
+
+
+@pytest.mark.check(
+    id="static.settings",
+    purpose="no setting keeps a plain import of torch from this image's torch_tpu and libtpu",
+    severity="warning",
+    remedy="unset the named variable, unless you meant it",
+)
+def test_settings(check: Check, here: Place) -> None:
+    _none(statics.setting_problems(here))
+    check.detail = "nothing is turned off, replaced or shadowed"
+
+
+@pytest.mark.check(
+    id="static.tpu-lock",
+    purpose="no lock file of libtpu, left by another user's process, keeps this user out",
+    severity="critical",
+    remedy="remove the file as its owner or as root; give every container a /tmp of its own",
+)
+def test_lock_file(check: Check, here: Place) -> None:
+    problems, words = statics.lock_file_problems(here)
+    _none(problems)
+    check.detail = words
+
+
+@pytest.mark.check(
+    id="static.metadata",
+    purpose="with a TPU here, libtpu does not wait for a metadata server that does not answer",
+    severity="warning",
+    remedy="give the container the host's network, or set TPU_SKIP_MDS_QUERY=1 with "
+    "TPU_ACCELERATOR_TYPE, TPU_WORKER_ID=0 and TPU_WORKER_HOSTNAMES=localhost",
+)
+def test_metadata(check: Check, here: Place, tpus: list[chips.Chip]) -> None:
+    if not tpus or here.environ.get("TPUFORGE_SIMULATOR"):
+        check.cannot("no TPU is here, so nothing asks a metadata server")
+    if here.environ.get("TPU_SKIP_MDS_QUERY"):
+        check.detail = "libtpu was told not to ask"
+        return
+    assert statics.metadata_answers(), (
+        "the metadata server does not answer within 1 s; libtpu asks it for minutes"
+    )
+    check.detail = "the metadata server answers"
 
 
 @pytest.mark.check(

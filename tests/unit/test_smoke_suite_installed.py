@@ -33,7 +33,7 @@ def test_every_difference_from_the_lock_is_named(tmp_path: Path) -> None:
     assert installed.closure_problems(tmp_path, lock) == [
         "numpy is 2.4.5, the lock says 2.4.6",
         "stranger 1.0 is installed and not in the lock",
-        "twice is installed twice",
+        "twice is installed twice, as 1.0 and 1.1: remove one .dist-info",
         "absl-py 2.5.1 is missing",
     ]
 
