@@ -460,6 +460,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from smoke.operators import run as operators
 
             return operators.main(rest[1:])
+        if command == "health" and rest[:1] == ["model"]:
+            from smoke import model
+
+            return model.main(rest[1:])
         if command == "health":
             return health(rest)
         if command == "bench":

@@ -16,6 +16,7 @@ import os
 import resource
 import time
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,21 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 DEFAULT_TARGETS = ("v6e:2x2", "v5e:2x2")
 """Topologies compiled for when none is named: one host of four chips of each generation."""
+
+ALL_TARGETS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+"""What ``--target all`` means: one host of four chips of every generation TorchTPU supports."""
+
+
+def targets(named: Sequence[str] | None) -> tuple[str, ...]:
+    """The topologies that a person's words mean.
+
+    Args:
+        named: Topologies, or ``all``; the default ones if none is named.
+    """
+    words = named or DEFAULT_TARGETS
+    each = [one for word in words for one in (ALL_TARGETS if word == "all" else (word,))]
+    return tuple(dict.fromkeys(each))
+
 
 QUIET = {
     # without the first, libtpu asks the metadata server of a cloud VM for minutes
@@ -111,6 +127,15 @@ def measure_plugin(path: str | None = None) -> dict[str, Any]:
     return {"path": path, "version": _version(head), "table_bytes": head.struct_size}
 
 
+def stablehlo_version() -> str:
+    """The StableHLO version that libtpu reads, such as ``1.24.0``."""
+    import libtpu
+    import pypjrt
+
+    told = pypjrt.Plugin(libtpu.get_library_path()).attributes
+    return ".".join(str(part) for part in told["stablehlo_current_version"])
+
+
 def measure_framework() -> dict[str, Any]:
     """The PJRT API version that torch_tpu's own XLA was built with.
 
@@ -145,11 +170,44 @@ def measure_framework() -> dict[str, Any]:
 
 
 def compile_program(program: str, target: str) -> dict[str, Any]:
-    """Compile a StableHLO text with libtpu for a topology, without a device.
+    """Compile a program of the corpus with libtpu for a topology, without a device.
 
     Args:
-        program: Name of a file in ``programs/`` without its ending.
+        program: Its name (see :mod:`smoke.programs`).
         target: A topology, such as ``v6e:2x2``.
+
+    Returns:
+        See :func:`compile_text`.
+    """
+    from smoke import programs
+
+    one = programs.named(program)
+    return compile_text(one.text(), target, replicas=one.replicas, partitions=one.partitions)
+
+
+def compile_file(path: str, target: str) -> dict[str, Any]:
+    """Compile a StableHLO file for one chip of a topology.
+
+    Args:
+        path: The file.
+        target: A topology.
+
+    Returns:
+        See :func:`compile_text`.
+    """
+    return compile_text(Path(path).read_bytes(), target)
+
+
+def compile_text(
+    text: bytes, target: str, *, replicas: int = 1, partitions: int = 1
+) -> dict[str, Any]:
+    """Compile StableHLO, as text or MLIR byte code, for a topology.
+
+    Args:
+        text: The program.
+        target: A topology.
+        replicas: Chips that each run the whole program.
+        partitions: Chips that the program is written for as one of them (SPMD).
 
     Returns:
         ``stage`` (``topology``, ``compile`` or ``done``), ``error`` with ``kind`` when the stage
@@ -158,7 +216,6 @@ def compile_program(program: str, target: str) -> dict[str, Any]:
     import libtpu
     import pypjrt
 
-    text = (HERE / "programs" / f"{program}.mlir").read_bytes()
     started = time.perf_counter()
     plugin = pypjrt.Plugin(libtpu.get_library_path())
     plugin.initialize()
@@ -172,7 +229,9 @@ def compile_program(program: str, target: str) -> dict[str, Any]:
     found["memory_of_chip_bytes"] = chips[0]["attributes"].get("device_memory_bytes_limit")
     code = ctypes.create_string_buffer(text, len(text))
     kind = ctypes.create_string_buffer(b"mlir", 4)
-    encoded = pypjrt.CompileOptions().encode(plugin.abi)
+    encoded = pypjrt.CompileOptions(
+        num_replicas=replicas, num_partitions=partitions, use_spmd_partitioning=partitions > 1
+    ).encode(plugin.abi)
     options = ctypes.create_string_buffer(encoded, len(encoded))
     source = plugin.args(
         "PJRT_Program",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from smoke.bench import pagecache
 
-PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
+PROGRAMS = Path(__file__).resolve().parent
 
 
 def import_torch() -> dict[str, float | int | None]:
@@ -78,7 +78,7 @@ def compile_programs(target: str, names: list[str]) -> dict[str, float]:
 
     Args:
         target: A topology that libtpu knows, such as ``v6e:2x2``.
-        names: Programs in ``programs/``, without suffix, compiled in this order.
+        names: Programs beside this file, without suffix, compiled in this order.
 
     Returns:
         Seconds to load libtpu (``load``), and to compile and serialize each program.

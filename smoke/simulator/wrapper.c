@@ -1,18 +1,21 @@
 /* A PJRT plugin that lets the untouched torch_tpu wheel run on a CPU.
  *
  * TorchTPU loads the plugin that TPU_LIBRARY_PATH names and calls GetPjrtApi. This one loads a
- * real XLA CPU plugin, copies its function table and replaces three entries:
+ * real XLA CPU plugin, copies its function table and replaces four entries:
  *
  *   PJRT_Client_Create                 a CPU client does not know the options made for a TPU, and
  *                                      its number of devices is an option
  *   PJRT_Executable_OutputMemoryKinds  CPU plugins do not answer it, and torch.compile asks
  *   PJRT_Client_Compile                optionally keeps a copy of every program
+ *   PJRT_Plugin_Attributes             when programs are only lowered: speaks for another plugin
  *
  * Environment:
  *   TPUFORGE_PJRT_PLUGIN    the CPU plugin; "plugin.so" beside this file if not set
  *   TPUFORGE_PROGRAMS_DIR   a folder that gets every program as <hash>.mlir and its compile
  *                           options as <hash>.options, the hash being that of both; nothing is
  *                           written if not set
+ *   TPUFORGE_LOWER_FOR      a StableHLO version, such as 1.24.0: programs are written for it, as
+ *                           for the plugin that speaks it, kept, and not compiled
  *
  * The header comes from the wheel of the CPU plugin, so both agree on the table's layout. TorchTPU
  * is built against a later minor version of the same major one: it reads struct_size before it
@@ -29,6 +32,7 @@
 #include "pjrt_c_api.h"
 
 #define MAX_OUTPUTS 8192
+#define MAX_ATTRIBUTES 64
 
 static const PJRT_Api* cpu;
 static PJRT_Api* table;
@@ -73,6 +77,42 @@ static PJRT_Error* output_memory_kinds(PJRT_Executable_OutputMemoryKinds_Args* a
   return NULL;
 }
 
+/* Major, minor and patch of the StableHLO version to lower for; 0 when programs are to be run. */
+static int lower_for(int64_t version[3]) {
+  const char* given = getenv("TPUFORGE_LOWER_FOR");
+  if (given == NULL || *given == '\0') return 0;
+  long long parts[3];
+  if (sscanf(given, "%lld.%lld.%lld", &parts[0], &parts[1], &parts[2]) != 3) {
+    fail("TPUFORGE_LOWER_FOR is no version", given);
+    return 0;
+  }
+  for (int i = 0; i < 3; i++) version[i] = parts[i];
+  return 1;
+}
+
+/* A framework writes its programs for the StableHLO version that the plugin says it reads. */
+static PJRT_Error* plugin_attributes(PJRT_Plugin_Attributes_Args* args) {
+  static const char name[] = "stablehlo_current_version";
+  static PJRT_NamedValue told[MAX_ATTRIBUTES];
+  static int64_t version[3];
+  PJRT_Error* error = cpu->PJRT_Plugin_Attributes(args);
+  if (error != NULL || !lower_for(version)) return error;
+  if (args->num_attributes > MAX_ATTRIBUTES) {
+    fail("the CPU plugin has too many attributes", NULL);
+    return NULL;
+  }
+  for (size_t i = 0; i < args->num_attributes; i++) {
+    told[i] = args->attributes[i];
+    if (told[i].type == PJRT_NamedValue_kInt64List && told[i].name_size == sizeof(name) - 1 &&
+        memcmp(told[i].name, name, sizeof(name) - 1) == 0) {
+      told[i].int64_array_value = version;
+      told[i].value_size = 3;
+    }
+  }
+  args->attributes = told;
+  return NULL;
+}
+
 static void keep(const char* dir, unsigned long long hash, const char* ending, const char* data,
                  size_t size) {
   char path[PATH_MAX], temporary[PATH_MAX];
@@ -108,7 +148,18 @@ static PJRT_Error* client_compile(PJRT_Client_Compile_Args* args) {
     keep(dir, hash, "mlir", args->program->code, args->program->code_size);
     keep(dir, hash, "options", args->compile_options, args->compile_options_size);
   }
-  return cpu->PJRT_Client_Compile(args);
+  int64_t version[3];
+  if (!lower_for(version)) return cpu->PJRT_Client_Compile(args);
+  /* an error is the CPU plugin's to make, and it makes one of an empty program */
+  static char nothing[] = "";
+  PJRT_Program program = *args->program;
+  program.code = nothing;
+  program.code_size = 0;
+  const PJRT_Program* given = args->program;
+  args->program = &program;
+  PJRT_Error* error = cpu->PJRT_Client_Compile(args);
+  args->program = given;
+  return error;
 }
 
 static int plugin_path(char* path, size_t size) {
@@ -154,6 +205,7 @@ __attribute__((visibility("default"))) const PJRT_Api* GetPjrtApi(void) {
   copy->PJRT_Client_Create = client_create;
   copy->PJRT_Executable_OutputMemoryKinds = output_memory_kinds;
   copy->PJRT_Client_Compile = client_compile;
+  if (cpu->PJRT_Plugin_Attributes != NULL) copy->PJRT_Plugin_Attributes = plugin_attributes;
   table = copy;
   return table;
 }
