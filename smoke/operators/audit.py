@@ -13,7 +13,8 @@ The reference is the same operator on the CPU with the same inputs. Outputs are 
 and truth values must be equal. An operator that draws random numbers is found out by running it
 twice on the CPU with two seeds, and, if it differs on the TPU, by the tags of the overloads that it
 calls: then only shapes and dtypes are compared, and the result says so. The same holds for the
-``empty`` family, whose values nobody promises.
+``empty`` family, whose values nobody promises. In bfloat16 and float16 the CPU's own steps may be
+the worse ones: a result that is the CPU's float32 result within the tolerance passes too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import copy
 import importlib
 import importlib.metadata
 import importlib.util
-import itertools
 import os
 import sys
 import time
@@ -140,17 +140,16 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
 def _audit(torch: Any, info: Any, dtype: Any, samples: int) -> dict[str, Any]:
     compared = 0
     values = True
+    note = ""
     uninitialised = "empty" in info.name
     stream = _samples(torch, info, dtype)
-    for number in itertools.count():
-        if number == samples:
-            break
+    for _ in range(samples):
         try:
-            sample = next(stream)
-        except StopIteration:
-            break
+            sample = next(stream, None)
         except Exception as error:
             return _told("no reference", error, compared, values, "PyTorch makes no sample: ")
+        if sample is None:
+            break
         given = (sample.input, sample.args, sample.kwargs)
         try:
             expected = _call(torch, info, given, "cpu", _SEEDS[0])
@@ -166,24 +165,25 @@ def _audit(torch: Any, info: Any, dtype: Any, samples: int) -> dict[str, Any]:
         try:
             _compare(torch, found, expected, fixed)
         except AssertionError as error:
-            if not fixed or not _draws(torch, info, given):
+            if fixed and _near_float32(torch, info, given, found, expected):
+                note = "the CPU's own result is further from its float32 result"
+            elif fixed and _draws(torch, info, given) and _alike(torch, found, expected):
+                values = False
+            else:
                 return _told("differs", error, compared, values)
-            values = False
-            try:
-                _compare(torch, found, expected, values=False)
-            except AssertionError as again:
-                return _told("differs", again, compared, values)
         compared += 1
     if not compared:
         return _told("no reference", None, 0, values, "its entry has no sample for this dtype")
-    return _told("same", None, compared, values)
+    return _told("same", None, compared, values, note)
 
 
 def _told(
     outcome: str, error: Exception | None, samples: int, values: bool, head: str = ""
 ) -> dict[str, Any]:
-    text = "" if error is None else str(error).strip() or type(error).__name__
-    kind = "" if error is None or isinstance(error, AssertionError) else type(error).__name__
+    if error is None:
+        return {"outcome": outcome, "message": head, "samples": samples, "values": values}
+    text = str(error).strip() or type(error).__name__
+    kind = "" if isinstance(error, AssertionError) else type(error).__name__
     message = head + (f"{kind}: {text}" if kind else text)
     return {
         "outcome": outcome,
@@ -270,12 +270,53 @@ def _leaves(torch: Any, value: Any) -> Iterator[Any]:
 
 
 def _equal(torch: Any, first: list[Any], second: list[Any]) -> bool:
-    """Whether the CPU gave the same twice."""
+    """Whether two results are the same within the tolerance."""
     try:
         _compare(torch, second, first, values=True)
     except AssertionError:
         return False
     return True
+
+
+def _alike(torch: Any, found: list[Any], expected: list[Any]) -> bool:
+    """Whether two results have the same shapes and dtypes."""
+    try:
+        _compare(torch, found, expected, values=False)
+    except AssertionError:
+        return False
+    return True
+
+
+def _near_float32(torch: Any, info: Any, given: Any, found: list[Any], expected: list[Any]) -> bool:
+    """Whether a result in a short floating format is the float32 one within its tolerance.
+
+    The CPU computes some operators in the short format itself, step by step; what is nearer to the
+    result with float32 inputs is no difference to complain about.
+    """
+    short = (torch.bfloat16, torch.float16)
+    if not _alike(torch, found, expected):
+        return False
+
+    def longer(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype in short else value
+
+    try:
+        exact = _call(torch, info, _mapped(longer, given), "cpu", _SEEDS[0])
+    except Exception:
+        return False
+    if len(exact) != len(found):
+        return False
+    pairs = zip(found, exact, strict=True)
+    back = [one.to(mine.dtype) if isinstance(one, torch.Tensor) else one for mine, one in pairs]
+    return _equal(torch, back, found)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_mapped(change, one) for one in value)
+    if isinstance(value, dict):
+        return {key: _mapped(change, one) for key, one in value.items()}
+    return change(value)
 
 
 def _compare(torch: Any, found: list[Any], expected: list[Any], values: bool) -> None:

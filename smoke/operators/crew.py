@@ -116,7 +116,7 @@ class Crew:
                 self._serve(queue, ends, done)
             except BaseException as error:  # handed to the caller's thread
                 trouble.append(error)
-                self._stop.set()
+                self._end_all()
 
         threads = [
             threading.Thread(target=hand, daemon=True) for _ in range(min(self.count, len(tasks)))
@@ -127,14 +127,21 @@ class Crew:
             for thread in threads:
                 thread.join()
         finally:
-            self._stop.set()
-            with self._lock:
-                left = list(self._workers)
-            for worker in left:
-                worker.end()
+            self._end_all()
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join(timeout=10)
         if trouble:
             raise trouble[0]
         return [end for end in ends if end is not None]
+
+    def _end_all(self) -> None:
+        """Stop: every thread sees its worker gone, clears up after it and ends."""
+        self._stop.set()
+        with self._lock:
+            left = list(self._workers)
+        for worker in left:
+            worker.kill()
 
     def _serve(
         self,
@@ -176,6 +183,8 @@ class Crew:
         worker = _Worker(self)
         with self._lock:
             self._workers.add(worker)
+        if self._stop.is_set():
+            worker.kill()
         why = worker.ready(self.start_limit)
         if why:
             self._retire(worker)
@@ -196,7 +205,6 @@ class _Worker:
         self._folder = Path(tempfile.mkdtemp(prefix="tpuforge-crew-"))
         self._log = self._folder / "log"
         self._peak = 0
-        self._ending = threading.Lock()
         self._buffer = b""
         self.alive = True
         replies, replies_in = os.pipe()
@@ -282,22 +290,23 @@ class _Worker:
             return "signal", f"the process was ended by {_signal_name(-code)}{hint}"
         return "exit", f"the process ended with exit code {code}{hint}"
 
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the process and what it started; any thread may."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
     def end(self) -> int:
-        """End the process and what it started; its peak memory in bytes."""
-        with self._ending:
-            self.alive = False
-            if self._process.stdin is not None and not self._process.stdin.closed:
-                with contextlib.suppress(BrokenPipeError):
-                    self._process.stdin.close()
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(timeout=2)
-            if self._replies >= 0:
-                os.close(self._replies)
-                self._replies = -1
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """End the process and what it started, and clear up; its peak memory in bytes."""
+        self.alive = False
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.kill(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=2)
+        os.close(self._replies)
+        shutil.rmtree(self._folder, ignore_errors=True)
         return self._peak
 
 
@@ -311,12 +320,24 @@ def _end_of(log: Path) -> str:
         return ""
 
 
+_STACK = (
+    "@",
+    "#",
+    "File ",
+    "***",
+    "<",
+    "Extension modules",
+    "Current thread",
+    "Thread 0x",
+    "Fatal P",
+)
+
+
 def _telling(output: str) -> str:
-    """The last line of a dying process that is no frame of a stack."""
+    """The last line of a dying process that belongs to no stack."""
     for line in reversed(output.splitlines()):
         text = line.strip()
-        frame = text.startswith(("@", "#", "File ", "***", "<", "Extension modules", "Current thr"))
-        if text and not frame:
+        if text and not text.startswith(_STACK):
             return text[:400]
     return ""
 

@@ -1,0 +1,286 @@
+"""What the audit's findings mean, the files of known failures, and two tables compared."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smoke.operators import census, table
+from smoke.operators.table import Listed
+
+LIMITS = [Listed("the plugin is old", r"vhlo\.composite", frozenset({"cumsum"}), frozenset())]
+KNOWN = [Listed("a defect", "exceeds", frozenset({"pad"}), frozenset({"float32"}))]
+
+
+def judged(
+    op: str, outcome: str, message: str = "", dtype: str = "float32", **more: Any
+) -> dict[str, Any]:
+    value = {"outcome": outcome, "message": message, "samples": 1, "values": True, **more}
+    finding = {"kind": "done", "message": "", "value": value, "seconds": 0.1}
+    return table.judge(op, dtype, finding, LIMITS, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("op", "outcome", "message", "status"),
+    [
+        ("add", "same", "", "passes"),
+        ("add", "differs", "Tensor-likes are not close", "differs"),
+        ("add", "no reference", "the CPU does not do it: …", "not run"),
+        ("eigh", "raised", "NotImplementedError: operator 'aten::x' is not", "unsupported"),
+        ("unique", "raised", "RuntimeError: sorted=False is not yet supported", "unsupported"),
+        ("add", "raised", "RuntimeError: out of luck", "error"),
+        ("cumsum", "raised", "RuntimeError: 'vhlo.composite_v2' was illegal", "simulator limit"),
+        # listed, and failing in another way
+        ("cumsum", "raised", "RuntimeError: out of luck", "error"),
+        # the same way, and not listed
+        ("add", "raised", "RuntimeError: 'vhlo.composite_v2' was illegal", "error"),
+        ("cumsum", "same", "", "passes"),
+    ],
+)
+def test_the_status_of_a_cell(op: str, outcome: str, message: str, status: str) -> None:
+    assert judged(op, outcome, message)["status"] == status
+
+
+def test_a_limit_gives_its_reason_and_the_message() -> None:
+    cell = judged("cumsum", "raised", "'vhlo.composite_v2'")
+    assert cell["detail"] == "the plugin is old\n'vhlo.composite_v2'"
+
+
+def test_what_is_unsupported_names_the_overload() -> None:
+    cell = judged("eigh", "raised", "NotImplementedError: operator 'aten::_eigh.out' is not")
+    assert cell["missing"] == ["_eigh.out"]
+
+
+def test_a_known_error_stays_an_error_and_says_that_it_is_known() -> None:
+    cell = judged("pad", "raised", "RuntimeError: padding exceeds")
+    assert (cell["status"], cell["known"]) == ("error", "a defect")
+    assert "known" not in judged("pad", "raised", "RuntimeError: padding exceeds", "int64")
+    assert "known" not in judged("pad", "raised", "RuntimeError: out of luck")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("signal", "error"), ("exit", "error"), ("timeout", "error"), ("killed", "not run")],
+)
+def test_a_task_without_a_value(kind: str, status: str) -> None:
+    finding = {"kind": kind, "message": "ended", "value": None, "seconds": 2.0, "again": True}
+    cell = table.judge("add", "float32", finding, LIMITS, KNOWN)
+    assert cell["status"] == status
+    assert cell["detail"].startswith("ended")
+
+
+def test_a_crash_can_be_a_limit_of_the_simulator() -> None:
+    message = "the process was ended by SIGABRT: vhlo.composite"
+    finding = {"kind": "signal", "message": message, "value": None, "seconds": 2.0}
+    assert table.judge("cumsum", "int8", finding, LIMITS, KNOWN)["status"] == "simulator limit"
+
+
+def test_without_values_the_cell_says_so() -> None:
+    cell = judged("randn", "same", values=False)
+    assert cell["values"] is False
+    assert "shape and dtype only" in cell["detail"]
+
+
+def test_a_listed_failure_that_is_no_longer_true_is_found() -> None:
+    operators = {
+        "cumsum": {"float32": judged("cumsum", "same"), "int64": {"status": "not run"}},
+        "pad": {
+            "float32": judged("pad", "raised", "exceeds"),
+            "int64": judged("pad", "same", dtype="int64"),
+        },
+    }
+    gone = [*LIMITS, Listed("old", "x", frozenset({"removed"}), frozenset())]
+    found = table.stale(operators, gone, KNOWN, ["cumsum", "pad"])
+    assert [(one["op"], one["dtype"], one["now"]) for one in found] == [
+        ("cumsum", "float32", "it passes"),
+        ("removed", "", "PyTorch has no such entry"),
+    ]
+
+
+def test_the_files_of_known_failures_are_whole() -> None:
+    limits, known = table.limits(), table.known()
+    assert limits and known
+    names = [op for one in limits for op in one.ops]
+    assert len(names) == len(set(names)), "an operator has two limits"
+    for one in (*limits, *known):
+        assert len(one.reason) > 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[listed]]\nreason = "r"\nops = ["x"]\n',
+        '[[listed]]\nreason = "r"\nmatch = "m"\nops = []\n',
+        '[[listed]]\nreason = "r"\nmatch = "m"\nops = ["x"]\ndtype = "float32"\n',
+        '[[listed]]\nreason = "r"\nmatch = "("\nops = ["x"]\n',
+    ],
+)
+def test_a_file_that_excuses_too_much_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(text)
+    with pytest.raises((ValueError, table.re.error)):
+        table.read_listed(file)
+
+
+def test_compiles_are_joined_by_the_worst_of_all_programs() -> None:
+    programs = {
+        "a": {"v6e:2x2": {"status": "yes"}},
+        "b": {"v6e:2x2": {"status": "refused", "detail": "too large"}},
+        "c": {"v6e:2x2": {"status": "error", "detail": "aborted"}},
+    }
+    cells: list[dict[str, Any]] = [
+        {"programs": ["a"]},
+        {"programs": ["a", "b"]},
+        {"programs": ["a", "c"]},
+        {"programs": ["a", "lost"]},
+        {"programs": []},
+        {},
+    ]
+    table.join_compiles(cells, programs, ["v6e:2x2"])
+    found = [cell["compiles"]["v6e:2x2"] for cell in cells[:-1]]
+    assert found == [
+        {"status": "yes"},
+        {"status": "refused", "detail": "too large"},
+        {"status": "error", "detail": "aborted"},
+        {"status": "not run"},
+        {"status": "nothing to compile"},
+    ]
+    assert "compiles" not in cells[-1]
+    assert table.compiled(programs, ["v6e:2x2"]) == {
+        "v6e:2x2": {"yes": 1, "refused": 1, "error": 1, "not run": 0}
+    }
+
+
+def document(**operators: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "schema": table.SCHEMA,
+        "image": None,
+        "versions": {"torch": "2.13.0"},
+        "started": "2026-11-30T12:00:00+00:00",
+        "settings": {"dtypes": ["float32"], "samples": 1, "only": None, "targets": ["v6e:2x2"]},
+        "census": {"direct": ["add.Tensor"], "composite": ["flatten"], "unsupported": ["eig"]},
+        "audited": True,
+        "stale": [],
+        "operators": operators,
+    }
+
+
+def cell(status: str, compiles: str = "yes") -> dict[str, dict[str, Any]]:
+    one = {"status": status, "detail": "why", "compiles": {"v6e:2x2": {"status": compiles}}}
+    return {"float32": one}
+
+
+def test_what_the_newer_table_gained_and_lost() -> None:
+    old = document(
+        add=cell("passes"),
+        mul=cell("unsupported"),
+        sub=cell("error"),
+        div=cell("passes"),
+        neg=cell("passes"),
+        abs=cell("passes"),
+    )
+    new = document(
+        add=cell("passes"),
+        mul=cell("passes"),
+        sub=cell("unsupported"),
+        div=cell("not run"),
+        neg=cell("passes", "refused"),
+        new=cell("passes"),
+    )
+    changes = table.compare(old, new)
+    told = {
+        kind: [(one["op"], one["what"], one["before"], one["now"]) for one in changes[kind]]
+        for kind in ("lost", "gained", "changed")
+    }
+    assert told == {
+        "lost": [
+            ("div", "runs", "passes", "not run"),
+            ("neg", "compiles for v6e:2x2", "yes", "refused"),
+            ("abs", "runs", "passes", "no such entry"),
+        ],
+        "gained": [
+            ("mul", "runs", "unsupported", "passes"),
+            ("new", "runs", "no such entry", "passes"),
+        ],
+        "changed": [("sub", "runs", "error", "unsupported")],
+    }
+    assert changes["exit_code"] == 1
+    assert changes["not_compared"] == []
+
+
+def test_the_same_table_twice_lost_nothing() -> None:
+    old = document(add=cell("passes"), mul=cell("error"))
+    changes = table.compare(old, copy.deepcopy(old))
+    assert changes["exit_code"] == 0
+    assert not changes["lost"] and not changes["gained"] and not changes["changed"]
+
+
+def test_the_census_is_compared_as_well() -> None:
+    old, new = document(), document()
+    new["census"] = {"direct": ["eig", "flatten"], "composite": [], "unsupported": ["add.Tensor"]}
+    changes = table.compare(old, new)
+    assert [one["op"] for one in changes["lost"]] == ["aten::add.Tensor"]
+    assert [one["op"] for one in changes["gained"]] == ["aten::eig"]
+    assert [one["op"] for one in changes["changed"]] == ["aten::flatten"]
+
+
+def test_what_only_one_table_was_asked_for_is_named_and_not_judged() -> None:
+    old, new = document(add=cell("passes"), mul=cell("passes")), document(add=cell("passes"))
+    new["settings"] |= {"only": "add", "dtypes": ["float32", "int64"], "targets": [], "samples": 2}
+    changes = table.compare(old, new)
+    assert changes["exit_code"] == 0
+    said = "\n".join(changes["not_compared"])
+    for word in ("mul", "int64", "v6e:2x2", "samples"):
+        assert word in said
+
+
+def test_what_nobody_knew_is_listed() -> None:
+    found = document(
+        add=cell("passes"), mul=cell("differs"), sub=cell("error"), neg=cell("passes", "refused")
+    )
+    found["operators"]["sub"]["float32"]["known"] = "a defect"
+    found["stale"] = [
+        {"op": "x", "dtype": "int8", "file": "limits.toml", "reason": "r", "now": "it passes"}
+    ]
+    assert [(one["op"], one["what"]) for one in table.problems(found)] == [
+        ("mul", "differs"),
+        ("neg", "libtpu for v6e:2x2: refused"),
+        ("x", "no longer true in limits.toml"),
+    ]
+
+
+def test_a_run_that_contradicts_the_census_is_found() -> None:
+    operators = {
+        "eig": {"float32": {"status": "unsupported", "missing": ["eig"]}},
+        "add": {"float32": {"status": "unsupported", "missing": ["add.Tensor"]}},
+    }
+    found = table.disagreements(operators, document()["census"])
+    assert [(one["op"], one["census"]) for one in found] == [("add", "direct")]
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        ("csrc/x.cc:364 [kernel]", "direct"),
+        ("x.cpp:1342 [default backend kernel]", "composite"),
+        ("x.cpp:15716 [math kernel]", "composite"),
+        ("csrc/x.cc:1149 [backend fallback]", "unsupported"),
+    ],
+)
+def test_the_census_reads_the_line_of_its_key(end: str, kind: str) -> None:
+    other = "CPU: registered at x.cpp:1297 [kernel]\n"
+    text = f"{other}PrivateUse1: registered at {end}\nSparsePrivateUse1: registered at x [kernel]\n"
+    assert census.kind_of(text) == kind
+    assert census.kind_of(other) == "unsupported"
+
+
+def test_the_census_refuses_to_guess() -> None:
+    with pytest.raises(ValueError, match="nobody has explained"):
+        census.kind_of("PrivateUse1: registered at x [magic kernel]\n")
+
+
+def test_the_operator_of_an_overload() -> None:
+    names = ("aten::add.Tensor", "aten::add_.Tensor", "aten::add", "aten::__ior__.Tensor")
+    assert [census.base_name(name) for name in names] == ["add", "add", "add", "__ior__"]
