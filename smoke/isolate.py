@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -69,6 +70,7 @@ def run(
     timeout: float,
     env: Mapping[str, str | None] | None = None,
     interpreter: tuple[str, ...] = (),
+    stop: threading.Event | None = None,
 ) -> Ended:
     """Call a module-level function in a fresh interpreter.
 
@@ -78,6 +80,7 @@ def run(
         timeout: Seconds after which the child's whole process group is ended.
         env: Variables to set (a text) or to remove (None); the rest is inherited.
         interpreter: More options for Python, such as ``-X importtime``.
+        stop: Ends the child before its time when it is set, as if it were too late.
 
     Returns:
         How it ended; this function raises nothing for a child that fails.
@@ -110,7 +113,7 @@ def run(
             )
         os.close(reply_write)
         reply_write = -1
-        code, peak, reply = _await(child, reply_read, started + timeout)
+        code, peak, reply = _await(child, reply_read, started + timeout, stop)
         seconds = time.monotonic() - started
         output = _end_of(log)
         value, error, kind = _outcome(code, reply, timeout, output)
@@ -128,7 +131,10 @@ def run(
 
 
 def _await(
-    child: subprocess.Popen[bytes], reply_read: int, deadline: float
+    child: subprocess.Popen[bytes],
+    reply_read: int,
+    deadline: float,
+    stop: threading.Event | None,
 ) -> tuple[int | None, int, bytes]:
     """Wait for the end, reading the reply meanwhile: exit code (None: too late), peak, reply."""
     os.set_blocking(reply_read, False)
@@ -144,7 +150,7 @@ def _await(
                 while chunk := os.read(reply_read, 1 << 16):
                     reply += chunk
             return child.returncode, usage.ru_maxrss * 1024, reply
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or (stop is not None and stop.is_set()):
             _end_group(child.pid)
             _, status, usage = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)

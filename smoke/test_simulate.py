@@ -1,100 +1,194 @@
-"""Tier *simulate*: the real torch_tpu wheel on a CPU plugin, loaded for a simulated chip."""
+"""Tier *simulate*: the real torch_tpu wheel on a CPU plugin, loaded for a simulated chip.
+
+The programs are those of :mod:`smoke.simulator.programs`; a check waits for the program of its
+name. The time of a check is therefore what was waited for; ``program_seconds`` is the program's
+own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from smoke import workloads
 from smoke.plugin import Check
+from smoke.simulator import themes
 
-_LIMIT_S = 240.0
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 _REMEDY = "compare with the device tier on a TPU; if only the simulator fails, build it again"
+_LIBRARIES = (
+    "install the torch that this torch_tpu was made for; if the device tier passes on a TPU, build "
+    "the simulator again"
+)
 
 
-def _training(check: Check, compiled: bool) -> None:
-    found = check.value(workloads.train, compiled, *workloads.FLOAT32, timeout=_LIMIT_S, env=_QUIET)
-    check.figures |= found
-    assert found["largest_weight_step"] > 0.01, "training moved no weight"
+@pytest.fixture(scope="session")
+def crew(request: pytest.FixtureRequest) -> Iterator[themes.Crew]:
+    """The themes of all checks that will be run, started two at a time."""
+    chosen = [
+        name
+        for item in request.session.items
+        if (marker := item.get_closest_marker("themes")) is not None
+        for name in marker.args
+    ]
+    running = themes.Crew(chosen)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+def _check(name: str, theme: str, program: str, purpose: str, remedy: str = _REMEDY) -> object:
+    return pytest.param(
+        theme,
+        program,
+        marks=(
+            pytest.mark.check(
+                id=f"simulate.{name}", purpose=purpose, severity="critical", remedy=remedy
+            ),
+            pytest.mark.themes(theme),
+        ),
+        id=name,
+    )
+
+
+@pytest.mark.parametrize(
+    ("theme", "program"),
+    [
+        _check(
+            "compile-forward",
+            "compile",
+            "compile_forward",
+            "torch.compile of a forward pass gives the CPU's result, the second time as well",
+        ),
+        _check(
+            "compile-train",
+            "compile",
+            "compile_train",
+            "training steps of a compiled model give the CPU's losses and weights",
+        ),
+        _check(
+            "new-shapes",
+            "compile",
+            "shapes",
+            "a compiled function compiles once for each new shape, and never for a known one",
+        ),
+        _check(
+            "eager-modes",
+            "compile",
+            "modes",
+            "blocking, default and fused eager mode agree, and fusion asks the cache less often",
+        ),
+        _check(
+            "cache",
+            "compile",
+            "cache",
+            "the same operation again compiles nothing; a new shape does",
+        ),
+        _check(
+            "readme",
+            "eager",
+            "readme",
+            "the first program of TorchTPU's README runs on device tpu, with no private call",
+        ),
+        _check(
+            "train",
+            "eager",
+            "train",
+            "training steps on device tpu give the CPU's losses and weights",
+        ),
+        _check(
+            "eager",
+            "eager",
+            "eager",
+            "an operation of every usual kind and type gives the CPU's result",
+        ),
+        _check(
+            "autograd",
+            "eager",
+            "autograd",
+            "gradients of convolution, recurrence and embedding, and second derivatives, agree",
+        ),
+        _check(
+            "optimizers",
+            "eager",
+            "optimizers",
+            "steps of SGD, Adam, AdamW and RMSprop give the CPU's weights",
+        ),
+        _check(
+            "amp",
+            "eager",
+            "amp",
+            "autocast computes in bfloat16, forward and backward, and agrees with the CPU's",
+        ),
+        _check(
+            "checkpoint",
+            "eager",
+            "checkpoint",
+            "recomputed activations and a saved and resumed training change nothing",
+        ),
+        _check(
+            "fallback",
+            "eager",
+            "fallback",
+            "an operator without a kernel is refused by name, and runs on the CPU only when asked",
+            "compare the message with TorchTPU's release notes; unset what turns its fallback on",
+        ),
+        _check(
+            "collectives",
+            "distributed",
+            "collectives",
+            "the process group tpu_dist is made, and five collectives of a world of one agree",
+            _LIBRARIES,
+        ),
+        _check(
+            "ddp",
+            "distributed",
+            "ddp",
+            "a step under DistributedDataParallel gives the CPU's weights",
+            _LIBRARIES,
+        ),
+        _check(
+            "fsdp2",
+            "distributed",
+            "fsdp2",
+            "a step under FSDP2 gives the CPU's weights",
+            _LIBRARIES,
+        ),
+        _check(
+            "dtensor",
+            "distributed",
+            "dtensor",
+            "products of sharded and replicated DTensors give the CPU's result",
+            _LIBRARIES,
+        ),
+    ],
+)
+def test_program(check: Check, crew: themes.Crew, theme: str, program: str) -> None:
+    crew.figures(check, theme, program)
+
+
+@pytest.mark.check(
+    id="simulate.second-process",
+    purpose="a second process with the same persistent compile cache compiles nothing",
+    severity="critical",
+    remedy="give TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT a folder that can be written, or go back "
+    "to a torch_tpu whose cache works",
+)
+@pytest.mark.themes("cold", "warm")
+def test_second_process(check: Check, crew: themes.Crew) -> None:
+    cold = crew.figures(check, "cold", "counted_work")
+    warm = crew.figures(check, "warm", "counted_work")
+    check.figures.clear()
+    check.figures |= {"first": cold, "second": warm}
+    assert cold["num_compilations"] > 0, "the first process compiled nothing: counters do not count"
+    assert cold["files"] > 0, "the first process left nothing in the cache's folder"
+    assert warm["num_cache_reqs"] == cold["num_cache_reqs"], "the second process did other work"
+    assert warm["num_compilations"] == 0, (
+        f"the second process compiled {warm['num_compilations']} of the first one's "
+        f"{cold['num_compilations']} programs again"
+    )
     check.detail = (
-        f"{found['steps']} steps, weights within {found['largest_weight_difference']:.1e} of the "
-        f"CPU's; first step {found['first_step_seconds']:.2f} s, "
-        f"then {found['steady_step_seconds'] * 1e3:.1f} ms"
-    )
-
-
-@pytest.mark.check(
-    id="simulate.readme",
-    purpose="the first program of TorchTPU's README runs on device tpu, with no private call",
-    severity="critical",
-    remedy=_REMEDY,
-)
-def test_readme(check: Check) -> None:
-    found = check.value(workloads.matmul_2x2, timeout=_LIMIT_S, env=_QUIET)
-    check.figures |= found
-    assert found["available"], "torch.accelerator.is_available() is False"
-    assert found["device"] == "tpu", f"the product is on {found['device']}"
-    assert found["finite"] and found["difference"] < 1e-5, (
-        f"the product differs from the CPU's by {found['difference']}"
-    )
-    check.detail = f"device {found['accelerator']}, within {found['difference']:.1e} of the CPU's"
-
-
-@pytest.mark.check(
-    id="simulate.train",
-    purpose="training steps on device tpu give the CPU's losses and weights",
-    severity="critical",
-    remedy=_REMEDY,
-)
-def test_train(check: Check) -> None:
-    _training(check, compiled=False)
-
-
-@pytest.mark.check(
-    id="simulate.compile-forward",
-    purpose="torch.compile of a forward pass gives the CPU's result, the second time as well",
-    severity="critical",
-    remedy=_REMEDY,
-)
-def test_compile_forward(check: Check) -> None:
-    found = check.value(workloads.compile_forward, *workloads.FLOAT32, timeout=_LIMIT_S, env=_QUIET)
-    check.figures |= found
-    check.detail = (
-        f"within {found['difference']:.1e} of the CPU's; "
-        f"first call {found['first_seconds']:.2f} s, then {found['later_seconds'] * 1e3:.1f} ms"
-    )
-
-
-@pytest.mark.check(
-    id="simulate.compile-train",
-    purpose="training steps of a compiled model give the CPU's losses and weights",
-    severity="critical",
-    remedy=_REMEDY,
-)
-def test_compile_train(check: Check) -> None:
-    _training(check, compiled=True)
-
-
-@pytest.mark.check(
-    id="simulate.cache",
-    purpose="the same operation again compiles nothing; a new shape does",
-    severity="critical",
-    remedy=_REMEDY,
-)
-def test_compile_cache(check: Check) -> None:
-    found = check.value(workloads.cache_counters, timeout=_LIMIT_S, env=_QUIET)
-    if found["counters"] is None:
-        check.cannot(
-            "this torch_tpu has no torch.tpu._get_cache_stats, the only counters there are"
-        )
-    first, second, third = found["counters"]
-    check.figures |= {"first": first, "second": second, "new_shape": third}
-    assert first["num_compilations"] > 0, "the first round compiled nothing: counters do not count"
-    assert second["num_compilations"] == 0, (
-        f"the same operations were compiled {second['num_compilations']} times again"
-    )
-    assert second["num_cache_hits"] == second["num_cache_reqs"] > 0, "the cache was not asked"
-    assert third["num_compilations"] > 0, "a new shape was not compiled"
-    check.detail = (
-        f"{first['num_compilations']} compilations, then {second['num_cache_hits']} hits and none"
+        f"{cold['num_compilations']} compilations, then none; the cache holds {cold['files']} "
+        f"files, {cold['bytes'] / 1e6:.1f} MB"
     )
