@@ -7,7 +7,9 @@ TorchTPU scans ``/sys/bus/pci/devices`` for Google's vendor number and opens the
 from __future__ import annotations
 
 import errno
+import http.client
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,34 @@ GENERATIONS = {
     "0x0076": "v7",
 }
 """PCI device number to TPU generation."""
+
+PER_HOST = {
+    "v4": (1, 2, 4, 8),
+    "v5p": (1, 2, 4, 8),
+    "v5e": (1, 4, 8),
+    "v6e": (1, 4, 8),
+    "v7": (2, 4, 8),
+}
+"""Chips that a host can have: the numbers for which TorchTPU's ``hardware.py`` knows a topology.
+
+A v7 chip has two devices on the bus, one for each of its cores, and they are counted here.
+"""
+
+MEMORY_GIB = {"v4": 32.0, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24, "v7": 96.0}
+"""Memory of one device. v5e, v5p and v6e: what libtpu 0.0.52 says a program may use when it refuses
+one that is too large. v4 and v7: the capacity in TorchTPU's ``hardware.py`` (v7's is 192 for two).
+"""
+
+_KINDS = {"v4": "v4", "v5litepod": "v5e", "v5p": "v5p", "v6e": "v6e", "tpu7x": "v7"}
+"""The name in an accelerator type, such as ``v5litepod-8``, to the generation."""
+
+_CORES = {"v4": 2, "v5p": 2}
+"""Cores of a chip, where accelerator types count cores: a v5p-8 has four chips."""
+
+_METADATA_HOST = "169.254.169.254"
+"""The metadata server of a cloud VM, by its address: a name could take long to resolve."""
+
+_TYPE_PATH = "/computeMetadata/v1/instance/attributes/accelerator-type"
 
 _NO_METADATA = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -84,30 +114,141 @@ class State:
     why: str
 
 
-def state(chips: list[Chip]) -> State:
-    """Try to open every chip's device file, and close it again.
+def given(chips: list[Chip]) -> list[Chip]:
+    """The chips that may be used here: a container can be given some of a host's chips only.
 
     Args:
         chips: What :func:`scan` found.
     """
-    for chip in chips:
-        where = f"chip {chip.address} (TPU {chip.generation})"
+    # older drivers use /dev/accel*; the runtime itself will tell
+    return [chip for chip in chips if chip.node is None or os.path.lexists(chip.node)]
+
+
+def state(chips: list[Chip]) -> State:
+    """Try to open the device file of every chip that was given, and close it again.
+
+    A chip that somebody else holds (``EBUSY``) is *busy*; anything else that keeps it from being
+    opened makes it *unusable*. Of both, busy is said: ending a process mends it.
+
+    Args:
+        chips: What :func:`scan` found, at least one.
+    """
+    usable = given(chips)
+    if not usable:
+        node = chips[0].node
+        return State(
+            False,
+            "unusable",
+            f"{_name(chips[0])}: {node} is not there; give the container --device {node}",
+        )
+    found: list[State] = []
+    for chip in usable:
         if chip.node is None:
-            # older drivers use /dev/accel*; the runtime itself will tell
             continue
         try:
             os.close(os.open(chip.node, os.O_RDWR))
-        except FileNotFoundError:
-            return State(
-                False,
-                "unusable",
-                f"{where}: {chip.node} is not there; give the container --device {chip.node}",
-            )
         except OSError as error:
             if error.errno == errno.EBUSY:
-                return State(False, "busy", f"{where}: another process holds {chip.node}")
-            return State(False, "unusable", f"{where}: {chip.node}: {error.strerror}")
-    return State(True, "free", f"{len(chips)} chips can be opened")
+                why = f"another process holds {chip.node}; on the host, fuser {chip.node} names it"
+                found.append(State(False, "busy", f"{_name(chip)}: {why}"))
+            else:
+                why = f"{chip.node}: {error.strerror}"
+                found.append(State(False, "unusable", f"{_name(chip)}: {why}"))
+    for one in sorted(found, key=lambda state: state.what != "busy"):
+        more = f" ({len(found)} of {len(usable)} chips cannot be opened)" if len(found) > 1 else ""
+        return State(False, one.what, one.why + more)
+    return State(True, "free", f"{len(usable)} of {len(chips)} chips can be opened")
+
+
+def _name(chip: Chip) -> str:
+    return f"chip {chip.address} (TPU {chip.generation})"
+
+
+def accelerator_type(host: str = _METADATA_HOST, port: int = 80) -> str | None:
+    """What the metadata server of a TPU VM calls its slice, such as ``v6e-8``; nothing else of it.
+
+    To be called through :mod:`smoke.isolate`: a server may answer as slowly as it likes.
+
+    Args:
+        host: The server.
+        port: Its port.
+
+    Returns:
+        The type; empty if the server names none that is known; None if no server answers.
+    """
+    connection = http.client.HTTPConnection(host, port, timeout=1.0)
+    try:
+        connection.connect()
+    except OSError:
+        return None
+    try:
+        connection.request("GET", _TYPE_PATH, headers={"Metadata-Flavor": "Google"})
+        answer = connection.getresponse()
+        text = answer.read(64).decode("ascii", "replace").strip()
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    return text if answer.status == 200 and _type(text) else ""
+
+
+def _type(text: str) -> tuple[str, int] | None:
+    """Generation and number of an accelerator type."""
+    match = re.fullmatch(r"([a-z0-9]+)-([1-9]\d{0,5})", text)
+    if match is None or match[1] not in _KINDS:
+        return None
+    return _KINDS[match[1]], int(match[2])
+
+
+def miscounted(chips: list[Chip], kind: str | None) -> str:
+    """What is odd about the chips of this host.
+
+    Args:
+        chips: Those that were given, at least one.
+        kind: The slice's accelerator type, if anybody says it.
+
+    Returns:
+        One sentence; empty if nothing is.
+    """
+    generations = sorted({chip.generation for chip in chips})
+    if len(generations) > 1:
+        return f"chips of different generations on one host: {', '.join(generations)}"
+    generation, count = generations[0], len(chips)
+    if count not in PER_HOST[generation]:
+        known = ", ".join(map(str, PER_HOST[generation]))
+        return f"{count} chips of TPU {generation}; TorchTPU knows hosts with {known}"
+    asked = _type(kind or "")
+    if asked is None:
+        return ""
+    if asked[0] != generation:
+        return f"the slice is called {kind}, and its chips are TPU {generation}"
+    wanted = of_type(*asked)
+    if wanted and count not in wanted:
+        known = " or ".join(map(str, wanted))
+        return f"{count} chips; a host of {kind} has {known}"
+    return ""
+
+
+def of_type(generation: str, number: int) -> tuple[int, ...]:
+    """How many chips a host of an accelerator type has.
+
+    Up to four chips stand in one host. Larger slices have hosts of four, and v5e and v6e have hosts
+    of eight as well. Source: the pages of the generations in Google's Cloud TPU documentation.
+    tpu7x has no accelerator type there, so nothing is expected of it.
+
+    Args:
+        generation: The generation.
+        number: The number in the type.
+
+    Returns:
+        The possible numbers; none if nothing is known.
+    """
+    if generation == "v7":
+        return ()
+    chips = max(1, number // _CORES.get(generation, 1))
+    if chips <= 4:
+        return (chips,)
+    return (4, 8) if generation in ("v5e", "v6e") else (4,)
 
 
 def runtime_env(chips: list[Chip], environ: Mapping[str, str], metadata: bool) -> dict[str, str]:
@@ -117,7 +258,7 @@ def runtime_env(chips: list[Chip], environ: Mapping[str, str], metadata: bool) -
     without a network it would ask for minutes, so the chips on the bus have to do.
 
     Args:
-        chips: What :func:`scan` found, at least one.
+        chips: Those that were given, at least one.
         environ: The user's environment; what it sets stays.
         metadata: Whether the metadata server answers.
     """
@@ -125,5 +266,6 @@ def runtime_env(chips: list[Chip], environ: Mapping[str, str], metadata: bool) -
         return {}
     generation = chips[0].generation
     kind = {"v5e": "v5litepod", "v7": "tpu7x"}.get(generation, generation)
-    wanted = {**_NO_METADATA, "TPU_ACCELERATOR_TYPE": f"{kind}-{len(chips)}"}
+    number = len(chips) * _CORES.get(generation, 1)
+    wanted = {**_NO_METADATA, "TPU_ACCELERATOR_TYPE": f"{kind}-{number}"}
     return {name: value for name, value in wanted.items() if name not in environ}

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import socket
+from typing import Any
 
 import pytest
 
-from smoke import chips, workloads
+from smoke import chips, isolate, launch, workloads
 from smoke.plugin import Check
 
 _LIMIT_S = 300.0
-_METADATA = ("169.254.169.254", 80)
-"""The metadata server of a cloud VM, by its address: a name could take long to resolve."""
+_METADATA_S = 5.0
+_PATIENCE_S = 120.0
+"""How long processes of one group wait for each other, on all hosts."""
 
 _BUSY = re.compile(
     r"already in use|device or resource busy|EBUSY|lockfile|ALREADY_EXISTS", re.IGNORECASE
 )
+_ABSENT = re.compile(r"time ?out|timed out|DistStoreError|DistNetworkError", re.IGNORECASE)
 _REMEDY = (
     "compare with the simulate tier; if that passes, look at the driver and runtime of this host"
 )
@@ -26,14 +28,22 @@ _UNUSABLE: list[str] = []
 
 
 @pytest.fixture(scope="session")
-def runtime(tpus: list[chips.Chip]) -> dict[str, str]:
+def given(tpus: list[chips.Chip]) -> list[chips.Chip]:
+    """The chips that may be used here."""
+    return chips.given(tpus) or tpus
+
+
+@pytest.fixture(scope="session")
+def kind() -> str | None:
+    """What the metadata server calls the slice; None if none answers within a moment."""
+    found = isolate.run(chips.accelerator_type, timeout=_METADATA_S).value
+    return None if found is None else str(found)
+
+
+@pytest.fixture(scope="session")
+def runtime(given: list[chips.Chip], kind: str | None) -> dict[str, str]:
     """Variables for libtpu: none on a TPU VM, a single host's where no metadata server answers."""
-    try:
-        socket.create_connection(_METADATA, timeout=1.0).close()
-        metadata = True
-    except OSError:
-        metadata = False
-    return chips.runtime_env(tpus, os.environ, metadata)
+    return chips.runtime_env(given, os.environ, kind is not None)
 
 
 @pytest.mark.check(
@@ -42,8 +52,10 @@ def runtime(tpus: list[chips.Chip]) -> dict[str, str]:
     severity="critical",
     remedy="end the process that holds the TPU, or give the container its device files",
 )
-def test_usable(check: Check, tpus: list[chips.Chip], runtime: dict[str, str]) -> None:
-    check.figures |= {"chips": len(tpus), "generation": tpus[0].generation, "env": runtime}
+def test_usable(
+    check: Check, tpus: list[chips.Chip], given: list[chips.Chip], runtime: dict[str, str]
+) -> None:
+    check.figures |= {"chips": len(given), "generation": given[0].generation, "env": runtime}
     state = chips.state(tpus)
     check.figures["state"] = state.what
     if not state.usable:
@@ -57,7 +69,22 @@ def test_usable(check: Check, tpus: list[chips.Chip], runtime: dict[str, str]) -
         check.figures["state"] = what
         _UNUSABLE.append(f"the TPU is {what}")
         raise AssertionError(f"the TPU is {what}: {ended.story}")
-    check.detail = f"{len(tpus)} chips of TPU {tpus[0].generation}"
+    check.detail = f"TPU {given[0].generation}: {state.why}"
+
+
+@pytest.mark.check(
+    id="device.chips",
+    purpose="this host has as many chips of one generation as its kind of TPU has",
+    severity="warning",
+    remedy="give the container all device files of the host, or reboot the host if one is missing",
+)
+def test_chips(check: Check, given: list[chips.Chip], kind: str | None) -> None:
+    said = os.environ.get("TPU_ACCELERATOR_TYPE") or kind
+    generation = given[0].generation
+    check.figures |= {"chips": len(given), "generation": generation, "type": said or ""}
+    odd = chips.miscounted(given, said)
+    assert not odd, odd
+    check.detail = f"{len(given)} of TPU {generation}" + (f", slice {said}" if said else "")
 
 
 @pytest.fixture
@@ -129,3 +156,65 @@ def test_compile_forward(check: Check, runtime: dict[str, str]) -> None:
 @pytest.mark.usefixtures("usable")
 def test_compile_train(check: Check, runtime: dict[str, str]) -> None:
     _training(check, True, runtime)
+
+
+@pytest.mark.check(
+    id="device.memory",
+    purpose="a chip has the memory of its generation",
+    severity="warning",
+    remedy="end what else runs on this TPU; if the memory stays short, take another host",
+)
+@pytest.mark.usefixtures("usable")
+def test_memory(check: Check, given: list[chips.Chip], runtime: dict[str, str]) -> None:
+    found = check.value(launch.memory, timeout=_LIMIT_S, env=runtime)
+    check.figures |= found
+    if found["total_bytes"] is None:
+        check.cannot(f"the backend does not tell its memory: {found['why']}")
+    expected = chips.MEMORY_GIB[given[0].generation]
+    total = found["total_bytes"] / 2**30
+    assert 0.95 * expected <= total <= 1.05 * expected, (
+        f"{total:.2f} GiB, where a TPU {given[0].generation} has {expected:g} (within 5 %)"
+    )
+    check.detail = f"{total:.2f} GiB"
+
+
+def _together(check: Check, runtime: dict[str, str]) -> isolate.Ended:
+    return check.isolated(launch.together, _PATIENCE_S, timeout=_LIMIT_S, env=runtime)
+
+
+def _say(check: Check, found: dict[str, Any]) -> None:
+    check.figures |= found
+    check.detail = (
+        f"processes: {found['world']}, hosts: {found['hosts']}, topology {found['topology']}; "
+        f"first sum {found['first_seconds']:.2f} s, then {found['later_seconds'] * 1e3:.1f} ms"
+    )
+
+
+@pytest.mark.check(
+    id="device.launch",
+    purpose="one process for each chip of this host, launched TorchTPU's way, add up their ranks",
+    severity="warning",
+    remedy="see that device.chips passes; then look at the links between the chips of this host",
+)
+@pytest.mark.usefixtures("usable")
+def test_launch(check: Check, runtime: dict[str, str]) -> None:
+    if (hosts := launch.hosts({**os.environ, **runtime})) > 1:
+        check.cannot(f"this host is one of {hosts}: device.slice takes all of them")
+    _say(check, check.took(_together(check, runtime)))
+
+
+@pytest.mark.check(
+    id="device.slice",
+    purpose="all chips of all hosts of a slice, launched TorchTPU's way, add up their ranks",
+    severity="warning",
+    remedy="start the same command on all hosts at once; see that each can reach the first one",
+)
+@pytest.mark.usefixtures("usable")
+def test_slice(check: Check, runtime: dict[str, str]) -> None:
+    hosts = launch.hosts({**os.environ, **runtime})
+    if hosts == 1:
+        check.cannot("this host stands alone: TPU_WORKER_HOSTNAMES names no other one")
+    ended = _together(check, runtime)
+    if ended.error and (ended.kind == "timeout" or _ABSENT.search(ended.error)):
+        check.cannot(f"not all of the {hosts} hosts came within {_PATIENCE_S:.0f} s")
+    _say(check, check.took(ended))

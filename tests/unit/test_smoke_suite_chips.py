@@ -63,6 +63,8 @@ def test_busy_and_forbidden_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, what: str
 ) -> None:
     _chip(tmp_path)
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    (tmp_path / "dev/vfio/5").touch()
     found = chips.scan(tmp_path)
 
     def refuse(path: Any, flags: int) -> int:
