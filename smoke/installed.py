@@ -534,9 +534,7 @@ def glue_problems(found: Glues) -> tuple[list[str], dict[str, str]]:
     return problems, served
 
 
-def abi_problems(
-    site: Path, root: Path, version: str, search_path: str = ""
-) -> tuple[list[str], int]:
+def abi_problems(site: Path, root: Path, version: str) -> tuple[list[str], int]:
     """Symbols that a glue needs and that neither torch, torch_tpu's XLA nor the system defines.
 
     The loader would say so for the first one only, and only when the glue is loaded.
@@ -545,12 +543,11 @@ def abi_problems(
         site: The site-packages folder.
         root: The root of the file system.
         version: The glue's, such as ``2_13_0``.
-        search_path: A value of ``LD_LIBRARY_PATH``.
 
     Returns:
         One sentence at most, and how many symbols were looked for.
     """
-    system = system_folders(root, search_path)
+    system = system_folders(root)
     todo = [
         path
         for path in libraries(site / "torch_tpu")

@@ -218,8 +218,7 @@ def test_glue(check: Check, here: Place) -> None:
 def test_abi(check: Check, here: Place) -> None:
     found = installed.glues(here.site)
     version = workloads.expected_glue(found.torch, sorted(found.modules))
-    search = here.environ.get("LD_LIBRARY_PATH", "")
-    problems, count = installed.abi_problems(here.site, here.root, version, search)
+    problems, count = installed.abi_problems(here.site, here.root, version)
     check.figures |= {"glue": version, "symbols": count}
     assert count, f"the glue for torch {version.replace('_', '.')} needs nothing at all"
     _none(problems)

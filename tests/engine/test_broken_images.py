@@ -1,0 +1,426 @@
+"""Broken images: the right check fails, with the right remedy, and nothing else takes the blame.
+
+No image is baked for this. A broken one is the image that everybody gets with a few of its files
+replaced by mounts, their RECORD lines included where a wheel would bring them so.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bake_support import Image
+from smoke_suite_support import elf
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+HOME = "/opt/tpuforge"
+HARDENED = (
+    "--network=none",
+    "--read-only",
+    "--tmpfs=/tmp",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+)
+TORCH_TPU, TORCH = "torch_tpu-0.2.0.dist-info", "torch-2.13.0+cpu.dist-info"
+GLUE = "torch_tpu/_internal/env_2_13_0.so"
+
+
+@dataclass
+class Workshop:
+    """Takes files out of the image, and makes mounts that put changed ones back.
+
+    Attributes:
+        image: The image.
+        container: A container of it that is never started: files are copied out of it.
+        folder: Where files of this machine lie.
+    """
+
+    image: Image
+    container: str
+    folder: Path
+    count: int = 0
+
+    def read(self, path: str) -> bytes:
+        """A file of the image."""
+        place = self.folder / "original" / path.lstrip("/")
+        if not place.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            done = self.image.engine.run("cp", f"{self.container}:{path}", str(place))
+            assert done.returncode == 0, done.stderr
+        return place.read_bytes()
+
+    def mount(self, files: Mapping[str, bytes]) -> list[str]:
+        """Options that put files in their places: absolute path to content."""
+        options: list[str] = []
+        for path, data in files.items():
+            self.count += 1
+            source = self.folder / str(self.count)
+            source.write_bytes(data)
+            options += ["--mount", f"type=bind,source={source},target={path},readonly"]
+        return options
+
+    def mount_folder(self, path: str, files: Mapping[str, bytes]) -> list[str]:
+        """Options that put a whole folder in its place."""
+        self.count += 1
+        source = self.folder / str(self.count)
+        for name, data in files.items():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes(data)
+        return ["--mount", f"type=bind,source={source},target={path},readonly"]
+
+    def record(
+        self, info: str, changed: Mapping[str, bytes], gone: Callable[[str], bool] = lambda _: False
+    ) -> dict[str, bytes]:
+        """The RECORD of a package that had brought these files so, and not those."""
+        path = f"{SITE}/{info}/RECORD"
+        rows = [row for row in csv.reader(self.read(path).decode().splitlines()) if row]
+        text = io.StringIO()
+        for row in rows:
+            if gone(row[0]):
+                continue
+            data = changed.get(row[0])
+            new = [row[0], _digest(data), str(len(data))] if data is not None else row
+            csv.writer(text, lineterminator="\n").writerow(new)
+        return {path: text.getvalue().encode()}
+
+    def replaced(self, info: str, changed: Mapping[str, bytes]) -> list[str]:
+        """Options for a package whose wheel brought these files so: names below site-packages."""
+        files = {f"{SITE}/{name}": data for name, data in changed.items()}
+        return self.mount({**files, **self.record(info, changed)})
+
+    def locked(self, name: str, old: str, new: str) -> list[str]:
+        """Options for an image that was made from a lock with another version of a package."""
+        lock = self.read(f"{HOME}/lock.txt").decode()
+        assert f"{name}=={old}" in lock
+        changed = lock.replace(f"{name}=={old}", f"{name}=={new}").encode()
+        facts = json.loads(self.read(f"{HOME}/image.json"))
+        facts["lock_sha256"] = hashlib.sha256(changed).hexdigest()
+        if name in facts:
+            facts[name] = new
+        return self.mount(
+            {f"{HOME}/lock.txt": changed, f"{HOME}/image.json": json.dumps(facts).encode()}
+        )
+
+    def other_version(self, name: str, old: str, new: str) -> list[str]:
+        """Options for an image that was baked with another version of a package."""
+        info = f"{name}-{old}.dist-info"
+        metadata = f"{info}/METADATA"
+        text = self.read(f"{SITE}/{metadata}").decode()
+        changed = re.sub(rf"^Version: {re.escape(old)}$", f"Version: {new}", text, flags=re.M)
+        assert changed != text
+        return [*self.replaced(info, {metadata: changed.encode()}), *self.locked(name, old, new)]
+
+
+def _digest(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _without_library(shop: Workshop) -> list[str]:
+    kept = ("__init__.py", "__pycache__/__init__.cpython-311.pyc")
+    folder = shop.mount_folder(
+        f"{SITE}/libtpu", {name: shop.read(f"{SITE}/libtpu/{name}") for name in kept}
+    )
+    gone = shop.record(
+        "libtpu-0.0.52.dist-info",
+        {},
+        lambda name: name.startswith("libtpu/") and name.removeprefix("libtpu/") not in kept,
+    )
+    return [*folder, *shop.mount(gone)]
+
+
+_CHOOSE = """
+import sys
+sys.path.insert(0, "/opt/tpuforge")
+from pathlib import Path
+from smoke import elf
+site = Path(sys.argv[1])
+libraries = list((site / "torch/lib").glob("*.so*"))
+wanted = elf.undefined(site / "torch_tpu/csrc/common/glue_2_13_0/libpywrap_2_13_0_common.so")
+own = wanted - elf.missing(site / "torch/lib/libc10.so", wanted)
+for library in [*libraries, *(site / "torch").glob("*.so")]:
+    own -= elf.undefined(library)
+print(min(own).decode())
+"""
+
+
+def _another_abi(shop: Workshop) -> list[str]:
+    # a function that only torch_tpu calls, so that torch itself stays whole
+    done = shop.image.run("python", "-c", _CHOOSE, SITE, options=HARDENED)
+    assert done.returncode == 0, done.stderr
+    name = done.stdout.strip().encode()
+    data = shop.read(f"{SITE}/torch/lib/libc10.so")
+    assert b"\0" + name + b"\0" in data
+    other = name[:-1] + (b"w" if name[-1:] != b"w" else b"v")
+    changed = data.replace(b"\0" + name + b"\0", b"\0" + other + b"\0")
+    return shop.replaced(TORCH, {"torch/lib/libc10.so": changed})
+
+
+def _flipped_byte(shop: Workshop) -> list[str]:
+    data = bytearray(shop.read(f"{SITE}/{GLUE}"))
+    data[len(data) // 2] ^= 1
+    return shop.mount({f"{SITE}/{GLUE}": bytes(data)})
+
+
+def _cuda_torch(shop: Workshop) -> list[str]:
+    metadata, source = f"{TORCH}/METADATA", "torch/version.py"
+    code = "torch/__pycache__/version.cpython-311.pyc"
+    text = shop.read(f"{SITE}/{metadata}").decode()
+    text = text.replace(
+        "\nVersion: 2.13.0+cpu\n",
+        "\nVersion: 2.13.0+cu126\nRequires-Dist: nvidia-cublas-cu12==12.6.4.1\n",
+    )
+    version = shop.read(f"{SITE}/{source}").decode().replace("+cpu", "+cu126")
+    version = re.sub(r"^(cuda\b[^=\n]*=).*$", r"\1 '12.6'", version, flags=re.M)
+    compiled = bytearray(shop.read(f"{SITE}/{code}"))
+    compiled[8:16] = importlib.util.source_hash(version.encode())
+    changed = {metadata: text.encode(), source: version.encode(), code: bytes(compiled)}
+    info = "nvidia_cublas_cu12-12.6.4.1.dist-info"
+    files = {
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: nvidia-cublas-cu12\nVersion: 12.6.4.1\n",
+        "nvidia/cublas/lib/libcublas.so.12": elf(("libc.so.6",)),
+    }
+    rows = [f"{name},{_digest(data)},{len(data)}" for name, data in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    return [
+        *shop.replaced(TORCH, changed),
+        *shop.mount({f"{SITE}/{name}": data for name, data in files.items()}),
+    ]
+
+
+def _numpy_1(shop: Workshop) -> list[str]:
+    return shop.other_version("numpy", "2.4.6", "1.26.4")
+
+
+def _libtpu_too_old(shop: Workshop) -> list[str]:
+    return shop.other_version("libtpu", "0.0.52", "0.0.49")
+
+
+def _record_changed(shop: Workshop) -> list[str]:
+    path = f"{SITE}/{TORCH_TPU}/RECORD"
+    text = shop.read(path).decode()
+    changed = re.sub(r"^(torch_tpu/_loader\.py,sha256=)(.)", r"\1-\2", text, flags=re.M)
+    assert changed != text
+    return shop.mount({path: changed.encode()})
+
+
+def _another_python(shop: Workshop) -> list[str]:
+    options = []
+    for info in (TORCH, TORCH_TPU):
+        wheel = f"{info}/WHEEL"
+        text = shop.read(f"{SITE}/{wheel}").replace(b"cp311", b"cp312")
+        options += shop.replaced(info, {wheel: text})
+    return options
+
+
+def _wrong_machine(shop: Workshop) -> list[str]:
+    data = bytearray(shop.read(f"{SITE}/{GLUE}"))
+    data[18:20] = (183).to_bytes(2, "little")
+    return shop.replaced(TORCH_TPU, {GLUE: bytes(data)})
+
+
+def _two_metadata(shop: Workshop) -> list[str]:
+    info = "torch_tpu-0.1.9.dist-info"
+    files = {
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: torch_tpu\nVersion: 0.1.9\n",
+        f"{info}/RECORD": f"{info}/METADATA,,\n{info}/RECORD,,\n".encode(),
+    }
+    return shop.mount({f"{SITE}/{name}": data for name, data in files.items()})
+
+
+def _unwritable_cache(shop: Workshop) -> list[str]:
+    return [
+        *shop.mount_folder("/cache", {"kept": b""}),
+        "--env=TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT=/cache",
+    ]
+
+
+def _traps(shop: Workshop) -> list[str]:
+    own = shop.folder / "tmp"
+    own.mkdir()
+    own.chmod(0o1777)
+    (own / "libtpu_lockfile").touch(0o644)
+    (own / "libtpu_lockfile").chmod(0o644)
+    other = "other_backend-1.0.dist-info"
+    files = {
+        f"{other}/METADATA": b"Metadata-Version: 2.1\nName: other-backend\nVersion: 1.0\n",
+        f"{other}/entry_points.txt": b"[torch.backends]\nother = other:load\n",
+    }
+    rows = [f"{other}/{name},," for name in ("METADATA", "entry_points.txt", "RECORD")]
+    files[f"{other}/RECORD"] = "\n".join([*rows, ""]).encode()
+    return [
+        *shop.mount({f"{SITE}/{name}": data for name, data in files.items()}),
+        "--mount",
+        f"type=bind,source={own},target=/tmp",
+        "--env=XLA_FLAGS=--xla_tpu_of_another_program=true",
+        "--env=LIBTPU_INIT_ARGS=--xla_dump_to=/tmp/dump",
+        "--env=TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+    ]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A broken image, and who must be blamed.
+
+    Attributes:
+        build: Makes the options of its container.
+        check: The check that must fail.
+        detail: What it must say, a pattern.
+        remedy: What it must advise, a part of it.
+        also: Checks that may fail as well, and must then name the same thing.
+        tries: Checks of the import tier that run besides the whole static tier.
+    """
+
+    build: Callable[[Workshop], list[str]]
+    check: str
+    detail: str
+    remedy: str
+    also: frozenset[str] = field(default_factory=frozenset)
+    tries: str = ""
+
+
+_AGAIN = "pull the image again by its digest"
+BROKEN = {
+    "libtpu without its .so": Broken(
+        _without_library, "static.libtpu", r"libtpu\.so", "install the libtpu that the lock names",
+        also=frozenset({"import.pjrt-pair"}), tries="import.pjrt-pair",
+    ),
+    "torch of another ABI": Broken(
+        _another_abi, "static.abi", r"_ZN?K?\w*c10", "install the torch that this torch_tpu",
+        also=frozenset({"import.torch-tpu"}), tries="import.torch",
+    ),
+    "a flipped byte in a glue": Broken(
+        _flipped_byte, "static.record", r"torch-tpu: .*env_2_13_0\.so has another digest", _AGAIN
+    ),
+    "CUDA torch": Broken(
+        _cuda_torch, "static.cuda", r"nvidia|cu126", "remove the package that brought it",
+        also=frozenset({"static.closure"}),
+    ),
+    "numpy 1": Broken(
+        _numpy_1, "static.requirements", r"torch-tpu 0\.2\.0 needs numpy>=2, and numpy 1\.26\.4",
+        "install the version that the named package needs",
+    ),
+    "tcmalloc path missing": Broken(
+        lambda _: ["--env=LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc_gone.so"],
+        "static.preload", r"tcmalloc", "correct LD_PRELOAD",
+        also=frozenset({"static.allocator", "import.tcmalloc"}), tries="import.tcmalloc",
+    ),
+    "RECORD changed": Broken(
+        _record_changed, "static.record", r"_loader\.py has another digest than RECORD", _AGAIN
+    ),
+    "a Python of another minor": Broken(
+        _another_python, "static.platform", r"torch 2\.13\.0\+cpu was made for cp312.*3\.11",
+        "bake the image for this Python",
+    ),
+    "unwritable cache": Broken(
+        _unwritable_cache, "static.caches", r"CACHE_ROOT names /cache, which cannot be written",
+        "name a folder that this user can write to",
+    ),
+    "libtpu too old": Broken(
+        _libtpu_too_old, "static.requirements", r"needs libtpu>=0\.0\.50, and libtpu 0\.0\.49",
+        "install the version that the named package needs",
+    ),
+    "two torch_tpu metadata": Broken(
+        _two_metadata, "static.closure", r"torch-tpu is installed twice, as 0\.1\.9 and 0\.2\.0",
+        "undo a pip install",
+    ),
+    "wrong arch": Broken(
+        _wrong_machine, "static.platform", r"env_2_13_0\.so", "for this Python and this machine",
+        also=frozenset({"import.torch-tpu"}), tries="import.torch-tpu",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shop(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """The workshop."""
+    created = image.engine.run("create", image.name, "true")
+    assert created.returncode == 0, created.stderr
+    container = created.stdout.strip()
+    folder = tmp_path_factory.mktemp("broken")
+    # whoever runs the image must reach what is mounted
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(parent.stat().st_mode | 0o055)
+    try:
+        yield Workshop(image, container, folder)
+    finally:
+        image.engine.run("rm", container)
+
+
+def _health(shop: Workshop, options: list[str], tries: str) -> dict[str, Any]:
+    expression = "static" + (f" or {tries}" if tries else "")
+    words = ("health", "--json", "-", "--tier", "static,import", "-k", expression)
+    limits = tuple(
+        one
+        for one in HARDENED
+        if "tmpfs" not in one or not any("target=/tmp" in o for o in options)
+    )
+    done = shop.image.run(*words, options=(*limits, *options), timeout=600)
+    assert done.stdout.startswith("{"), done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["exit_code"] == done.returncode
+    return report
+
+
+@pytest.fixture(scope="module")
+def reports(shop: Workshop) -> dict[str, dict[str, Any]]:
+    """The report on each broken image; two run at a time."""
+    options = {name: one.build(shop) for name, one in BROKEN.items()}
+    with ThreadPoolExecutor(2) as pool:
+        runs = {
+            name: pool.submit(_health, shop, options[name], one.tries)
+            for name, one in BROKEN.items()
+        }
+        return {name: run.result() for name, run in runs.items()}
+
+
+def _failed(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["id"]: one for one in report["checks"] if one["status"] == "failed"}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_image_is_blamed_on_what_is_broken(
+    reports: dict[str, dict[str, Any]], name: str
+) -> None:
+    broken, failed = BROKEN[name], _failed(reports[name])
+    assert broken.check in failed, {key: one["detail"] for key, one in failed.items()}
+    assert re.search(broken.detail, failed[broken.check]["detail"])
+    assert broken.remedy in failed[broken.check]["remedy"]
+    assert set(failed) - {broken.check} == broken.also, {
+        key: one["detail"] for key, one in failed.items()
+    }
+    for one in failed.values():
+        assert re.search(broken.detail, one["detail"]), (
+            f"{one['id']} blames another: {one['detail']}"
+        )
+    assert reports[name]["verdict"] == "unhealthy"
+    assert reports[name]["exit_code"] == 1
+    # what ran besides was not kept from running
+    ran = {one["id"] for one in reports[name]["checks"] if one["status"] == "passed"}
+    assert len(ran | set(failed)) >= len(reports[name]["checks"]) - 1
+
+
+def test_traps_of_the_environment_are_told_before_they_snap(shop: Workshop) -> None:
+    failed = _failed(_health(shop, _traps(shop), "import.flags or import.autoload"))
+    assert set(failed) == {
+        "static.backends", "static.closure", "static.settings", "static.tpu-lock", "import.flags",
+        "import.autoload",
+    }  # fmt: skip
+    said = {name: one["detail"] for name, one in failed.items()}
+    assert said["static.backends"] == "other-backend registers other as torch's backend as well"
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in said["static.settings"]
+    assert "libtpu_lockfile was left by" in said["static.tpu-lock"]
+    assert "Unknown flag in XLA_FLAGS: --xla_tpu_of_another_program" in said["import.flags"]
+    assert "Failed to load the backend extension: other" in said["import.autoload"]
+    assert "LIBTPU_INIT_ARGS" in failed["import.flags"]["remedy"]
