@@ -128,6 +128,12 @@ def operators(session: nox.Session) -> None:
 
 
 @nox.session
+def model(session: nox.Session) -> None:
+    """Lower and compile a model of yours inside an image, with no TPU."""
+    run(session, "tpuforge.smoke.model")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks inside an image."""
     run(session, "tpuforge.smoke.bench", if_it_fails="tpuforge.release.report")

@@ -35,11 +35,7 @@ KEPT = "TPUFORGE_PROGRAMS_DIR"
 SPOKEN = "TPUFORGE_LOWER_FOR"
 """Variable with the StableHLO version that the simulator's plugin says it reads."""
 
-_COMPOSITE = (
-    "CompositeImplicitAutograd",
-    "CompositeExplicitAutograd",
-    "CompositeExplicitAutogradNonFunctional",
-)
+_COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
 
 class NoLoweringError(RuntimeError):
@@ -56,6 +52,7 @@ class Program:
         operators: Calls of each operator in the graph that it was made from.
         seconds: Time of the lowering, without the simulator's own compilation where that is apart.
         refused: Why lowering refused the graph; None if it did not.
+        on_tpu: Whether any tensor of the graph is on device ``tpu``.
     """
 
     kind: str
@@ -63,6 +60,7 @@ class Program:
     operators: Counter[str]
     seconds: float
     refused: str | None = None
+    on_tpu: bool = True
 
 
 @dataclass
@@ -96,7 +94,16 @@ def supported(name: str) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if not torch._C._dispatch_has_kernel(name):
         return False
-    return bool(has(name, "PrivateUse1")) or any(has(name, key) for key in _COMPOSITE)
+    if has(name, "PrivateUse1") or any(has(name, key) for key in _COMPOSITE):
+        return True
+    if not has(name, "CompositeExplicitAutogradNonFunctional"):
+        return False
+    # one that only calls the kernel which writes into given results
+    space, _, rest = name.partition("::")
+    packet = getattr(getattr(torch.ops, space), rest.partition(".")[0])
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    writing = (one for one in overloads if any(arg.is_out for arg in one._schema.arguments))
+    return any(has(name_of(one), "PrivateUse1") for one in writing)
 
 
 def name_of(target: Any) -> str | None:
@@ -206,6 +213,7 @@ def capture(folder: Path) -> Iterator[Captured]:
     def compiled(compiler: Any, graph_module: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         forward = rest[0] if rest else named.get("is_fwd", True)
         program = Program("forward" if forward else "backward", None, _operators(graph_module), 0.0)
+        program.on_tpu = _any_on_tpu(torch, graph_module)
         captured.programs.append(program)
         for old in source.iterdir():
             old.unlink()
@@ -213,7 +221,8 @@ def capture(folder: Path) -> Iterator[Captured]:
         try:
             artifact = compile_graph(compiler, graph_module, inputs, *rest, **named)
         except Exception as error:
-            program.refused = str(error).strip() or type(error).__name__
+            lines = str(error).strip().splitlines()
+            program.refused = lines[0][:300] if lines else type(error).__name__
             raise
         finally:
             program.seconds = time.perf_counter() - started
@@ -243,6 +252,13 @@ def capture(folder: Path) -> Iterator[Captured]:
     finally:
         tpu_torch_compile.traverse_and_compile = lower
         StaticCompiler._compile = compile_graph
+
+
+def _any_on_tpu(torch: Any, graph_module: Any) -> bool:
+    values = torch.utils._pytree.tree_leaves(
+        [node.meta.get("val") for node in graph_module.graph.nodes]
+    )
+    return any(isinstance(one, torch.Tensor) and one.device.type == "tpu" for one in values)
 
 
 def _outputs(torch: Any, graph_module: Any) -> list[Any]:

@@ -232,7 +232,7 @@ def _run(torch: Any, built: Any, job: _Job) -> None:
         found |= {"kind": "callable", "training": None}
     else:
         raise BadInputError(
-            f"it returned {_shape_of(built)}; it must return (module, example inputs), or a "
+            f"it returned {_type_of(built)}; it must return (module, example inputs), or a "
             "callable that takes nothing"
         )
     job.stage("counting graph breaks")
@@ -254,22 +254,26 @@ def _run(torch: Any, built: Any, job: _Job) -> None:
     found["operators"] = dict(sorted(calls.items()))
     found["eager"] = dict(sorted(captured.eager.items()))
     found["unsupported"] = sorted(name for name in calls if not lowering.supported(name))
+    elsewhere = [one for one in captured.programs if not one.on_tpu]
+    if elsewhere:
+        found["notes"].append(f"{len(elsewhere)} graphs hold no tensor on device tpu: left out")
     found["programs"] = [
         {
             "kind": one.kind,
             "path": str(one.path) if one.path else None,
             "operators": sum(one.operators.values()),
-            "refused": one.refused.splitlines()[0] if one.refused else None,
+            "refused": one.refused,
             "lower_seconds": round(one.seconds, 3),
         }
         for one in captured.programs
+        if one.on_tpu
     ]
 
 
-def _shape_of(value: Any) -> str:
+def _type_of(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(type(one).__name__ for one in value)})"
-    return f"a {type(value).__name__}"
+    return type(value).__name__
 
 
 def _backward(torch: Any, result: Any) -> None:
@@ -292,7 +296,7 @@ def _explain(
         return {"graphs": None, "breaks": None, "reasons": [], "why": _first_line(error)}
     finally:
         torch._dynamo.reset()
-    reasons = Counter(_first_line(one.reason) + _where(one) for one in told.break_reasons)
+    reasons = Counter(_reason(one) for one in told.break_reasons)
     return {
         "graphs": int(told.graph_count),
         "breaks": int(told.graph_break_count),
@@ -303,11 +307,15 @@ def _explain(
     }
 
 
-def _where(reason: Any) -> str:
-    stack = getattr(reason, "user_stack", None)
-    if not stack:
-        return ""
-    return f" ({Path(stack[-1].filename).name}, line {stack[-1].lineno})"
+def _reason(told: Any) -> str:
+    """A graph break in one line: what it is, Dynamo's explanation, and the user's own line."""
+    lines = [line.strip() for line in str(told.reason).strip().splitlines()]
+    explained = next((line for line in lines if line.startswith("Explanation:")), "")
+    words = " ".join([*lines[:1], explained.removeprefix("Explanation:").strip()]).strip()
+    stack = getattr(told, "user_stack", None)
+    if stack:
+        words += f" ({Path(stack[-1].filename).name}, line {stack[-1].lineno})"
+    return words[:400]
 
 
 def _first_line(error: Any) -> str:
@@ -325,14 +333,15 @@ def _why(error: BaseException) -> dict[str, str]:
             return {"kind": "input", "error": str(one)}
         if type(one).__name__ in _WITHOUT_DATA:
             return {"kind": "data", "error": f"{type(one).__name__}: {_first_line(one)}"}
-    for one in chain:
-        if isinstance(one, NotImplementedError) or "is not implemented for TPU" in str(one):
-            return {"kind": "operator", "error": _first_line(one)}
     if any(isinstance(one, MemoryError) for one in chain):
         return {"kind": "memory", "error": _first_line(error)}
-    telling = next((one for one in chain if str(one).strip()), error)
-    kind = "refused" if "backend='tpu'" in str(error) else "model"
-    return {"kind": kind, "error": f"{type(telling).__name__}: {_first_line(telling)}"}
+    # what wraps it says how it was come by; the first cause says what it is
+    cause = next((one for one in reversed(chain) if str(one).strip()), error)
+    words = f"{type(cause).__name__}: {_first_line(cause)}"
+    if "is not implemented for TPU" in str(cause):
+        return {"kind": "operator", "error": words}
+    refused = any(type(one).__name__ == "BackendCompilerFailed" for one in chain)
+    return {"kind": "refused" if refused else "model", "error": words}
 
 
 def judge(
@@ -375,7 +384,7 @@ def judge(
         if memory and needs and max(needs) > memory and verdict == "fits":
             verdict = "does not fit"
             errors.append(f"needs {max(needs) / _GIB:.2f} GiB of {memory / _GIB:.2f} GiB")
-        if not programs:
+        if verdict == "fits" and (not programs or lowered.get("stopped")):
             verdict = "unjudged"
         if verdict == "unjudged":
             doubt += [f"{target}: {error}" for error in errors]
@@ -387,7 +396,7 @@ def judge(
             "chip": next((one["chip"] for one in programs if "chip" in one), None),
             "usable_hbm_bytes": memory,
             "needed_hbm_bytes": max(needs) if needs and not failed else None,
-            "code_bytes": sum(one["code_bytes"] for one in done) if not failed else None,
+            "code_bytes": sum(one["code_bytes"] for one in done) if done and not failed else None,
             # libtpu says a negative number where it does not know
             "flops": sum(flops) if flops and not failed and min(flops) >= 0 else None,
             "compile_seconds": round(sum(one.get("compile_seconds", 0) for one in programs), 3),
@@ -609,6 +618,8 @@ def print_table(result: Mapping[str, Any], stream: TextIO) -> None:
     if result["programs"]:
         kinds = Counter(one["kind"] for one in result["programs"])
         words = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        refused = sum(one["refused"] is not None for one in result["programs"])
+        words += f" ({refused} refused)" if refused else ""
         total = sum(one["operators"] for one in result["programs"])
         print(f"  programs: {words}; {total} operator calls in them", file=stream)
     if graphs.get("breaks") is not None:
