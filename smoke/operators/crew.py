@@ -82,7 +82,7 @@ class Crew:
     arguments: Sequence[Any] = ()
     count: int = 2
     limit: float = 60.0
-    start_limit: float = 120.0
+    start_limit: float = 300.0
     env: Mapping[str, str | None] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     restarts: int = 0

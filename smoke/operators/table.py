@@ -30,7 +30,8 @@ NOTHING = "nothing to compile"
 COMPILES = (YES, REFUSED, ERROR, NOTHING, NOT_RUN)
 
 _UNSUPPORTED = re.compile(
-    r"^NotImplementedError: |not yet support|expected the dtype of the input tensor to be neither"
+    r"^NotImplementedError: |is not implemented for TPU|not yet support"
+    r"|expected the dtype of the input tensor to be neither"
 )
 """How torch_tpu and PyTorch's dispatcher say that something has no TPU kernel."""
 
@@ -214,10 +215,12 @@ def join_compiles(
         cell["compiles"] = {}
         for target in targets:
             each = [programs.get(name, {}).get(target) for name in cell["programs"]]
-            cell["compiles"][target] = _worst(each)
+            cell["compiles"][target] = _worst(each, cell["status"] == PASSES)
 
 
-def _worst(each: Sequence[Mapping[str, Any] | None]) -> dict[str, str]:
+def _worst(each: Sequence[Mapping[str, Any] | None], whole: bool) -> dict[str, str]:
+    if not each and not whole:
+        return {"status": NOT_RUN, "detail": "it came to no program"}
     if not each:
         return {"status": NOTHING}
     for status in (REFUSED, ERROR, NOT_RUN):
@@ -225,7 +228,7 @@ def _worst(each: Sequence[Mapping[str, Any] | None]) -> dict[str, str]:
             if (one or {"status": NOT_RUN})["status"] == status:
                 detail = (one or {}).get("detail")
                 return {"status": status, **({"detail": str(detail)} if detail else {})}
-    return {"status": YES}
+    return {"status": YES} if whole else {"status": YES, "detail": "the programs it came to"}
 
 
 def counts(

@@ -29,6 +29,7 @@ def judged(
         ("add", "differs", "Tensor-likes are not close", "differs"),
         ("add", "no reference", "the CPU does not do it: …", "not run"),
         ("eigh", "raised", "NotImplementedError: operator 'aten::x' is not", "unsupported"),
+        ("eigh", "raised", "RuntimeError: 'aten::x' is not implemented for TPU", "unsupported"),
         ("unique", "raised", "RuntimeError: sorted=False is not yet supported", "unsupported"),
         ("add", "raised", "RuntimeError: out of luck", "error"),
         ("cumsum", "raised", "RuntimeError: 'vhlo.composite_v2' was illegal", "simulator limit"),
@@ -131,12 +132,14 @@ def test_compiles_are_joined_by_the_worst_of_all_programs() -> None:
         "c": {"v6e:2x2": {"status": "error", "detail": "aborted"}},
     }
     cells: list[dict[str, Any]] = [
-        {"programs": ["a"]},
-        {"programs": ["a", "b"]},
-        {"programs": ["a", "c"]},
-        {"programs": ["a", "lost"]},
-        {"programs": []},
-        {},
+        {"status": "passes", "programs": ["a"]},
+        {"status": "passes", "programs": ["a", "b"]},
+        {"status": "passes", "programs": ["a", "c"]},
+        {"status": "passes", "programs": ["a", "lost"]},
+        {"status": "passes", "programs": []},
+        {"status": "simulator limit", "programs": ["a"]},
+        {"status": "unsupported", "programs": []},
+        {"status": "not run"},
     ]
     table.join_compiles(cells, programs, ["v6e:2x2"])
     found = [cell["compiles"]["v6e:2x2"] for cell in cells[:-1]]
@@ -146,6 +149,8 @@ def test_compiles_are_joined_by_the_worst_of_all_programs() -> None:
         {"status": "error", "detail": "aborted"},
         {"status": "not run"},
         {"status": "nothing to compile"},
+        {"status": "yes", "detail": "the programs it came to"},
+        {"status": "not run", "detail": "it came to no program"},
     ]
     assert "compiles" not in cells[-1]
     assert table.compiled(programs, ["v6e:2x2"]) == {
