@@ -101,8 +101,13 @@ def test_forged_metadata_cannot_change_a_lock_nor_bring_a_digest_into_one(own: C
     assert own.runtime.read_bytes() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_run_ends_its_children_and_writes_nothing(own: Checkout, number: int) -> None:
+@pytest.mark.parametrize(
+    ("verb", "number"),
+    [("resolve", signal.SIGINT), ("resolve", signal.SIGTERM), ("check", signal.SIGINT)],
+)
+def test_stopped_run_ends_its_children_and_writes_nothing(
+    own: Checkout, verb: str, number: int
+) -> None:
     before = {path: path.read_bytes() for path in own.lock.iterdir()}
     for path in entries(own):
         path.unlink()
@@ -110,10 +115,12 @@ def test_stopped_run_ends_its_children_and_writes_nothing(own: Checkout, number:
         index.hold.set()
         # tests in the background of a shell ignore it, and what they start would too
         before_tests = signal.signal(signal.SIGINT, signal.default_int_handler)
-        (own.lock / "smoke.in").write_text("alpha\n", encoding="utf-8")
-        before[own.lock / "smoke.in"] = b"alpha\n"
-        words = ("--flavour", "smoke", "--python", "all")
-        running = own.start("resolve", *words, PIP_INDEX_URL=index.url)
+        words: tuple[str, ...] = ("--again",)
+        if verb == "resolve":
+            (own.lock / "smoke.in").write_text("alpha\n", encoding="utf-8")
+            before[own.lock / "smoke.in"] = b"alpha\n"
+            words = ("--flavour", "smoke", "--python", "all")
+        running = own.start(verb, *words, PIP_INDEX_URL=index.url)
         signal.signal(signal.SIGINT, before_tests)
         deadline = time.monotonic() + 60
         while not [path for path in index.asked if path.startswith("/files/")]:
@@ -130,3 +137,4 @@ def test_stopped_run_ends_its_children_and_writes_nothing(own: Checkout, number:
     shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert not [line for line in shown.stdout.splitlines() if place in line]
     assert not list((own.root / "out" / "lock").glob("work-*"))
+    assert not (own.root / "out" / "lock" / "proofs.json").exists()
