@@ -81,7 +81,9 @@ def _summary(found: Mapping[str, Any]) -> Html:
     if not found["audited"]:
         parts.append(tag("p", f"The audit was not run: {found['why_not']}.", class_="reason"))
         return page.join(parts)
-    head = tag("tr", tag("th", "dtype"), [tag("th", _SHORT[one]) for one in table.STATUSES])
+    head = tag(
+        "tr", tag("th", "dtype"), [tag("th", _SHORT[one], class_="n") for one in table.STATUSES]
+    )
     body = [
         tag(
             "tr",
@@ -93,7 +95,9 @@ def _summary(found: Mapping[str, Any]) -> Html:
     parts.append(tag("table", tag("thead", head), tag("tbody", body), class_="counts"))
     if found["compiled"]:
         words = ("yes", "refused", "error", "not run")
-        head = tag("tr", tag("th", "programs compiled for"), [tag("th", one) for one in words])
+        head = tag(
+            "tr", tag("th", "programs compiled for"), [tag("th", one, class_="n") for one in words]
+        )
         body = [
             tag(
                 "tr",
@@ -222,8 +226,8 @@ _STYLE = """
 .ops summary{cursor:pointer;list-style:none}.ops summary b{color:var(--bad)}
 .ops pre{white-space:pre-wrap;overflow-wrap:anywhere;max-width:34rem;font-size:.82rem;
 background:var(--code);padding:.5rem;border-radius:.4rem}
-.ops thead th{position:sticky;top:0;background:var(--paper)}
-.counts{margin:.8rem 0}.counts th{text-align:left}
+.ops summary::after{content:" \\25b8";color:var(--soft)}
+.counts{margin:.8rem 0}.counts th{text-align:left}.counts th.n{text-align:right}
 .problems li{overflow-wrap:anywhere;margin:.3rem 0}.names{overflow-wrap:anywhere;font-size:.85rem}
 """
 
