@@ -94,20 +94,18 @@ def test_a_busy_tpu_is_told_from_a_broken_one(
     assert check(report, "device.chips")["detail"] == "4 of TPU v5e"
 
 
-@pytest.mark.parametrize(("generation", "count"), [("v4", 4), ("v7", 3)])
 def test_a_driver_that_is_none_ends_one_process_and_not_the_suite(
-    image: Image, tmp_path: Path, generation: str, count: int
+    image: Image, tmp_path: Path
 ) -> None:
-    pci = mount(bus(tmp_path / "pci", generation, count), "/sys/bus/pci/devices", "readonly")
-    nodes = [mount(node(tmp_path / f"{n}"), f"/dev/vfio/{n}") for n in range(count)]
+    pci = mount(bus(tmp_path / "pci", "v7", 3), "/sys/bus/pci/devices", "readonly")
+    nodes = [mount(node(tmp_path / f"{n}"), f"/dev/vfio/{n}") for n in range(3)]
     code, report = device(image, *pci, *(word for pair in nodes for word in pair))
     usable = check(report, "device.usable")
     assert (code, report["verdict"]) == (3, "device")
     assert usable["figures"]["state"] == "unusable"
     assert usable["seconds"] < 200
-    counted = check(report, "device.chips")
-    assert counted["status"] == ("passed" if count == 4 else "failed")
     # a warning: it is the host's, and no image is unhealthy for it
+    assert "3 chips of TPU v7" in check(report, "device.chips")["detail"]
     assert report["tiers"]["device"]["not_run"] == 7
 
 

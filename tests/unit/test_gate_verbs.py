@@ -379,6 +379,35 @@ def test_github_gets_annotations_and_a_summary_and_obeys_no_image(tmp_path: Path
     assert "::error title=" in done.stderr
 
 
+def test_a_choice_of_checks_is_named_beside_the_verdict(tmp_path: Path) -> None:
+    fill(tmp_path)
+    fake_engine(tmp_path, tmp_path / "client", report=health(selection="static.cuda"))
+    done = forge("smoke.health", *PLAIN, "-k", "static.cuda", out=tmp_path)
+    assert "by some checks only: static.cuda" in done.stdout
+
+
+def test_github_is_told_of_a_run_without_a_verdict(tmp_path: Path) -> None:
+    done = forge("smoke.health", "--image", "nope", out=tmp_path, GITHUB_ACTIONS="true")
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == (
+        "::error title=smoke::nothing was judged (exit code 2); the lines above say why"
+    )
+
+
+def test_a_page_that_was_changed_is_put_back(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health())
+    assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
+    folder = tmp_path / "health/runtime-py311"
+    (folder / "health.html").write_text("<p>other</p>")
+    (folder / "health.xml").unlink()
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(runs(client)) == 1
+    for name in ("health.json", "health.xml", "health.html"):
+        assert (folder / name).read_bytes() == (cached(tmp_path) / name).read_bytes()
+
+
 def test_elsewhere_there_are_no_annotations(tmp_path: Path) -> None:
     fill(tmp_path)
     fake_engine(tmp_path, tmp_path / "client", report=health("unhealthy", 1), code=1)

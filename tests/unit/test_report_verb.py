@@ -131,6 +131,13 @@ def test_a_run_without_the_static_tier_does_not_speak_for_the_image(tmp_path: Pa
     assert "left out the tier static" in done.stdout
 
 
+def test_a_run_of_some_checks_does_not_speak_for_the_image(tmp_path: Path) -> None:
+    fill(tmp_path, health_data=health(selection="static.closure"))
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 2
+    assert "was of some checks only (static.closure)" in done.stdout
+
+
 @pytest.mark.parametrize("items", [7, [7], [{"id": "a"}], [{**support.bench(), "id": "a"}]])
 def test_a_benchmark_that_is_not_whole(tmp_path: Path, items: object) -> None:
     fill(tmp_path, health_data=health(), bench_data={**support.bench(), "measurements": items})

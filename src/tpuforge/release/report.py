@@ -222,6 +222,13 @@ def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Pa
             "stale",
             f"the last run of {verb} was of another image, {ran[:19]}, and does not count",
         )
+    if what == "health" and data.get("selection"):
+        return Part(
+            None,
+            "missing",
+            f"the last run of smoke was of some checks only ({data['selection']}), so it judged no "
+            "image",
+        )
     if what == "health" and data["verdict"] == "healthy" and not data["tiers"]["static"]["passed"]:
         return Part(
             None, "missing", "the last run of smoke left out the tier static, so it judged no image"

@@ -105,7 +105,10 @@ def show(entry: Entry, folder: Path, key: str) -> None:
         folder: The image's folder, such as ``out/health/runtime-py311``.
         key: Its key.
     """
-    if container.earlier(folder, FILES, key) is None:
+    whole = container.earlier(folder, FILES, key) is not None and all(
+        sha256_file(folder / name) == sha256_file(entry.folder / name) for name in FILES
+    )
+    if not whole:
         container.publish(folder, {name: entry.folder / name for name in FILES}, entry.record)
 
 

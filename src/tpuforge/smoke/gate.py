@@ -340,14 +340,19 @@ def _plain(text: str) -> str:
     return text
 
 
-def announce(verdict: dict[str, Any], stream: TextIO) -> None:
+def announce(verdict: dict[str, Any] | None, code: int, stream: TextIO) -> None:
     """Tell GitHub: annotations in the log, a summary on the job's page. Elsewhere nothing.
 
     Args:
-        verdict: From :func:`document`.
+        verdict: From :func:`document`; None if the run did not come to one.
+        code: The exit code.
         stream: Where the job's log comes from.
     """
     if not on_github():
+        return
+    if verdict is None:
+        text = f"nothing was judged (exit code {code}); the lines above say why"
+        print(_annotation("error", "smoke", text), file=stream, flush=True)
         return
     for line in notices(verdict):
         print(line, file=stream, flush=True)

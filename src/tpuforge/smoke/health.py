@@ -483,7 +483,9 @@ def _outcome_of_one(case: _Case, path: Path, *, show: bool) -> Outcome:
     page = case.folder / "health.html"
     reached = health["highest_tier"]
     summary = f"{case.subject.reference} is {verdict}"
-    summary += f", highest tier {reached}; {page}" if reached else f"; {page}"
+    summary += f", highest tier {reached}" if reached else ""
+    summary += f", by some checks only: {health['selection']}" if health.get("selection") else ""
+    summary += f"; {page}"
     if case.cached:
         summary += (
             " (same image, simulator and options as in the last run, which took "
@@ -522,6 +524,8 @@ def _outcome_of_many(
         counted[image["verdict"]] = counted.get(image["verdict"], 0) + 1
     words = ", ".join(f"{count} {word}" for word, count in counted.items())
     cached = sum(case.cached for case in cases)
+    chosen = " ".join(filter(None, (verdict["chosen"]["keywords"], verdict["chosen"]["markers"])))
+    words += f", by some checks only: {chosen}" if chosen else ""
     summary = f"{len(cases)} images: {words}; {path}"
     if cached:
         summary += f" ({cached} unchanged since an earlier run, and not run again)"
@@ -607,8 +611,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             argv,
             result_name=_result_name,
         )
-    for verdict in verdicts:
-        gate.announce(verdict, stream)
+    gate.announce(verdicts[0] if verdicts else None, code, stream)
     return code
 
 
