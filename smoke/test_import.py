@@ -221,21 +221,26 @@ def test_stablehlo_pair(check: Check) -> None:
 )
 def test_flags(check: Check) -> None:
     pytest.importorskip("pypjrt", reason="pypjrt, which asks libtpu, is not on PYTHONPATH")
-    flags, arguments = (os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
-    for name, value, function in (
-        ("XLA_FLAGS", flags, xla.read_flags),
-        ("LIBTPU_INIT_ARGS", arguments, xla.read_arguments),
+    problems, named = [], []
+    for name, function in (
+        ("XLA_FLAGS", xla.read_flags),
+        ("LIBTPU_INIT_ARGS", xla.read_arguments),
     ):
+        value = os.environ.get(name)
         if not value:
             continue
+        named.append(name)
         ended = check.isolated(function, timeout=_LIMIT_S, env={**_COMPILER, name: value})
         if ended.kind == "killed":
             check.cannot(ended.story)
-        said = [line for line in ended.output.splitlines() if "nknown" in line and "flag" in line]
-        why = said[0].partition("] ")[2] or said[0] if said else ended.error
-        assert ended.error is None, f"{name}={value[:_FLAGS_SHOWN]} ends the process: {why}"
-    named = [
-        name for name, value in (("XLA_FLAGS", flags), ("LIBTPU_INIT_ARGS", arguments)) if value
-    ]
+        if ended.error is not None:
+            problems.append(f"{name}={value[:_FLAGS_SHOWN]} ends the process: {_said(ended)}")
     check.figures["named"] = named
+    assert not problems, "; ".join(problems)
     check.detail = f"every flag in {' and '.join(named)} is known" if named else "neither is set"
+
+
+def _said(ended: isolate.Ended) -> str:
+    """What a process said of a flag before it ended, without the head of its log line."""
+    lines = [line for line in ended.output.splitlines() if "nknown" in line and "flag" in line]
+    return (lines[0].partition("] ")[2] or lines[0]) if lines else str(ended.error)

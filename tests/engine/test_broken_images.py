@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from bake_support import Image
+from bake_support import Image, result
 from smoke_suite_support import elf
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
@@ -264,7 +264,7 @@ def _traps(shop: Workshop) -> list[str]:
         "--mount",
         f"type=bind,source={own},target=/tmp",
         "--env=XLA_FLAGS=--xla_tpu_of_another_program=true",
-        "--env=LIBTPU_INIT_ARGS=--xla_dump_to=/tmp/dump",
+        "--env=LIBTPU_INIT_ARGS=--no_such_argument=1",
         "--env=TORCH_DEVICE_BACKEND_AUTOLOAD=0",
     ]
 
@@ -423,4 +423,21 @@ def test_traps_of_the_environment_are_told_before_they_snap(shop: Workshop) -> N
     assert "libtpu_lockfile was left by" in said["static.tpu-lock"]
     assert "Unknown flag in XLA_FLAGS: --xla_tpu_of_another_program" in said["import.flags"]
     assert "Failed to load the backend extension: other" in said["import.autoload"]
+    assert "Unknown command line flag 'no_such_argument'" in said["import.flags"]
     assert "LIBTPU_INIT_ARGS" in failed["import.flags"]["remedy"]
+
+
+def test_a_libtpu_of_an_older_api_is_refused(shop: Workshop) -> None:
+    # the simulator's plugin is a real one, built against an API of long ago
+    folder = Path(result("tpuforge.smoke.simulator")["folder"])
+    options = [
+        *shop.replaced(
+            "libtpu-0.0.52.dist-info", {"libtpu/libtpu.so": (folder / "wrapper.so").read_bytes()}
+        ),
+        *("--mount", f"type=bind,source={folder},target=/opt/simulator,readonly"),
+        "--env=TPUFORGE_PJRT_PLUGIN=/opt/simulator/plugin.so",
+    ]
+    failed = _failed(_health(shop, options, "import.pjrt-pair"))
+    assert set(failed) == {"import.pjrt-pair"}
+    assert "libtpu 0.81: nobody has tried this pair" in failed["import.pjrt-pair"]["detail"]
+    assert "install the libtpu that the lock names" in failed["import.pjrt-pair"]["remedy"]

@@ -23,6 +23,7 @@ HARDENED = (
 )
 SITE = "/opt/venv/lib/python3.11/site-packages"
 MEMORY_LIMIT = 2_000_000_000
+SUITE_LIMIT = 5_000_000
 
 
 def health(
@@ -67,6 +68,16 @@ def test_as_baked_it_is_healthy_for_any_user(image: Image) -> None:
     for target in ("v6e:2x2", "v5e:2x2"):
         assert figures[f"compile.large@{target}"]["flops"] == 2 * 8192**3
         assert figures[f"compile.large@{target}"]["code_bytes"] > 0
+
+
+def test_the_suite_adds_less_than_5_mb(image: Image) -> None:
+    own = [
+        layer
+        for layer in image.record["layers"]
+        if layer["what"].startswith("files in opt/tpuforge") or "iniconfig" in layer["what"]
+    ]
+    assert len(own) == 3, [layer["what"] for layer in image.record["layers"]]
+    assert sum(layer["compressed_bytes"] for layer in own) < SUITE_LIMIT
 
 
 def test_every_damage_of_the_files_is_noticed(image: Image, tmp_path: Path) -> None:
