@@ -12,9 +12,19 @@ from collections.abc import Iterator
 import pytest
 
 from smoke.plugin import Check
-from smoke.simulator import themes
+from smoke.simulator import limits, themes
 
 _REMEDY = "compare with the device tier on a TPU; if only the simulator fails, build it again"
+_CHIPS = {
+    "v4": (32, "2,2,1"),
+    "v5e": (16, "2,2,1"),
+    "v5p": (95, "2,2,1"),
+    "v6e": (32, "2,2,1"),
+    # one device is one of the chip's two cores
+    "v7": (96, "1,2,1,2"),
+}
+"""Generation to GiB of memory of one device, and the shape of a host with four, as published."""
+
 _LIBRARIES = (
     "install the torch that this torch_tpu was made for; if the device tier passes on a TPU, build "
     "the simulator again"
@@ -192,3 +202,51 @@ def test_second_process(check: Check, crew: themes.Crew) -> None:
         f"{cold['num_compilations']} compilations, then none; the cache holds {cold['files']} "
         f"files, {cold['bytes'] / 1e6:.1f} MB"
     )
+
+
+@pytest.mark.parametrize(
+    "generation",
+    [
+        pytest.param(
+            name,
+            marks=(
+                pytest.mark.check(
+                    id=f"simulate.generation-{name}",
+                    purpose=f"a plain import finds a TPU {name}, names it, and computes on it",
+                    severity="critical",
+                    remedy="use a torch_tpu that knows this generation; if the device tier passes "
+                    "on such a TPU, build the simulator again",
+                ),
+                pytest.mark.themes(name),
+            ),
+            id=name,
+        )
+        for name in themes.GENERATIONS
+    ],
+)
+def test_generation(check: Check, crew: themes.Crew, generation: str) -> None:
+    gibibytes, topology = _CHIPS[generation]
+    found = crew.figures(check, generation, "generation")
+    assert found["name"] == f"TPU {generation}", f"TorchTPU calls the chip {found['name']}"
+    assert found["memory_bytes"] == gibibytes << 30, (
+        f"TorchTPU gives a device {found['memory_bytes'] / 2**30:.0f} GiB, and it has {gibibytes}"
+    )
+    assert found["topology_of_4"] == topology, (
+        f"four processes are launched for the shape {found['topology_of_4']}, not {topology}"
+    )
+    check.detail = f"{found['name']}, {gibibytes} GiB for each device, {topology} for four"
+
+
+@pytest.mark.check(
+    id="simulate.limits",
+    purpose="what is listed as a limit of the simulator still fails, and in the way that is listed",
+    severity="warning",
+    remedy="correct smoke/simulator/limits.toml, and use what works by now in the other checks",
+)
+@pytest.mark.themes("limits")
+def test_limits(check: Check, crew: themes.Crew) -> None:
+    failures = crew.figures(check, "limits", "limits")["failures"]
+    known = limits.listed()
+    wrong = [words for one in known if (words := limits.judge(one, failures[one["probe"]]))]
+    assert not wrong, "\n".join(wrong)
+    check.detail = f"all {len(known)} known limits are as listed"

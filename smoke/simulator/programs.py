@@ -100,6 +100,31 @@ def readme() -> dict[str, Any]:
     return found | {"detail": f"within {found['difference']:.1e} of the CPU's"}
 
 
+def generation() -> dict[str, Any]:
+    """What a plain import makes of the chip on the bus, and one operation on it.
+
+    Name and memory are public and experimental in torch_tpu 0.2.0; so is the launch, which fills
+    in the shape of a host with four processes.
+    """
+    torch = _torch()
+    seen = Differences()
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    seen.close("product", x.to("tpu") @ x.t().to("tpu"), x @ x.t())
+    found = seen.figures() | {
+        "name": str(torch.tpu.get_device_name()),
+        "memory_bytes": int(torch.tpu.get_device_properties(0).total_memory),
+    }
+    torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=4)
+    return found | {"topology_of_4": os.environ.get("TORCH_TPU_TOPOLOGY")}
+
+
+def limits() -> dict[str, Any]:
+    """How the probes of the known limits fail; it must run before the device is used."""
+    from smoke.simulator import limits as known
+
+    return {"failures": known.probe_all(), "detail": ""}
+
+
 def train() -> dict[str, Any]:
     """Training steps, eager."""
     return _trained(compiled=False)
@@ -392,7 +417,11 @@ def _refusal(function: Callable[[], Any]) -> str:
 
 
 def shapes() -> dict[str, Any]:
-    """A compiled function and new shapes: each compiles once, and none twice."""
+    """A compiled function and new shapes: each compiles once, and none twice.
+
+    After some shapes Dynamo stops compiling and runs the function eagerly, which must give the
+    same results. ``dynamic=True`` is refused by torch_tpu 0.2.0; a later one may do it right.
+    """
     torch = _torch()
     stats = _stats()
     torch._dynamo.reset()
@@ -410,7 +439,26 @@ def shapes() -> dict[str, Any]:
     figures = seen.figures() | {"compilations": made}
     assert all(made["first"]), f"a new shape was not compiled: {made['first']}"
     assert not any(made["again"]), f"a known shape was compiled again: {made['again']}"
-    return figures | {"detail": f"{len(made['first'])} shapes, each compiled once"}
+    for rows in range(7, 7 + torch._dynamo.config.recompile_limit):
+        x = torch.linspace(-1, 1, rows * 8).reshape(rows, 8)
+        seen.close(f"{rows} rows", compiled(x.to("tpu")), torch.tanh(x) @ x.t() + 1)
+    dynamic = "works"
+    try:
+        value = torch.compile(torch.tanh, dynamic=True)(x.to("tpu"))
+    except Exception as error:
+        message = " ".join(str(error).split())
+        assert "NotImplementedError" in message and "dynamic" in message, (
+            f"torch.compile(dynamic=True) fails without a clear refusal: {message}"
+        )
+        dynamic = "refused"
+    else:
+        seen.close("dynamic=True", value, torch.tanh(x))
+    figures |= seen.figures() | {"dynamic_true": dynamic}
+    detail = (
+        f"{len(made['first'])} shapes, each compiled once; right beyond Dynamo's limit of "
+        f"{torch._dynamo.config.recompile_limit}; dynamic=True {dynamic}"
+    )
+    return figures | {"detail": detail}
 
 
 def modes() -> dict[str, Any]:

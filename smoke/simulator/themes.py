@@ -8,6 +8,7 @@ run again alone, so that only the one that ends its process is blamed.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ from smoke.simulator import programs
 
 LIMIT_S = 240.0
 CACHE_ROOT = "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"
+_NODE_CACHE_NAME = "TORCH_TPU_TIER2_COMPILATION_CACHE"
+_NODE_CACHES = Path("/dev/shm/torch_tpu_cache")
+"""With a persistent cache torch_tpu keeps a copy there, and takes programs from it: by name."""
+
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 _AT_ONCE = 2
 
@@ -34,12 +39,17 @@ class Theme:
         programs: Functions of :mod:`smoke.simulator.programs`.
         after: A theme that must have ended before.
         cached: Whether it uses the persistent compile cache.
+        generation: The chip that it sees, if not the mounted one.
     """
 
     programs: tuple[str, ...]
     after: str | None = None
     cached: bool = False
+    generation: str | None = None
 
+
+GENERATIONS = ("v4", "v5e", "v5p", "v6e", "v7")
+"""The simulator has a tree for each of them."""
 
 THEMES = {
     "compile": Theme(("compile_forward", "compile_train", "shapes", "modes", "cache")),
@@ -56,8 +66,10 @@ THEMES = {
         )
     ),
     "cold": Theme(("counted_work",), cached=True),
+    "limits": Theme(("limits",)),
     "distributed": Theme(("collectives", "ddp", "fsdp2", "dtensor")),
     "warm": Theme(("counted_work",), cached=True, after="cold"),
+    **{name: Theme(("generation",), generation=name) for name in GENERATIONS},
 }
 
 
@@ -78,7 +90,7 @@ class Crew:
         self._lock = threading.Lock()
         self._ends = {name: Future() for name in THEMES if name in self.chosen}
         self._waiting = list(self._ends)
-        self._room = tempfile.TemporaryDirectory(prefix="tpuforge-cache-")
+        self._room = Path(tempfile.mkdtemp(prefix="tpuforge-cache-"))
 
     def start(self) -> None:
         """Start the first themes."""
@@ -93,7 +105,8 @@ class Crew:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        self._room.cleanup()
+        shutil.rmtree(self._room, ignore_errors=True)
+        shutil.rmtree(_NODE_CACHES / self._room.name, ignore_errors=True)
 
     def figures(self, check: Check, theme: str, program: str) -> dict[str, Any]:
         """Wait for one program.
@@ -142,7 +155,25 @@ class Crew:
         return name
 
     def _run(self, name: str, chosen: Sequence[str]) -> isolate.Ended:
-        env: Mapping[str, str] = _QUIET
-        if THEMES[name].cached:
-            env = {**_QUIET, CACHE_ROOT: str(Path(self._room.name) / "cache")}
+        theme = THEMES[name]
+        env = dict(_QUIET)
+        if theme.cached:
+            env |= {CACHE_ROOT: str(self._room), _NODE_CACHE_NAME: self._room.name}
+        if theme.generation is not None:
+            env |= other_chip(Path(os.environ["TPUFORGE_SIMULATOR"]), theme.generation, os.environ)
         return isolate.run(programs.run, list(chosen), timeout=LIMIT_S, env=env, stop=self._stop)
+
+
+def other_chip(simulator: Path, generation: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that show a process the chip of another generation than the mounted one.
+
+    Args:
+        simulator: The simulator's folder.
+        generation: Such as ``v5e``.
+        environ: What is preloaded stays.
+    """
+    preloaded = [*environ.get("LD_PRELOAD", "").split(), str(simulator / "bus.so")]
+    return {
+        "LD_PRELOAD": ":".join(preloaded),
+        "TPUFORGE_PCI_DEVICES": str(simulator / "generations" / generation),
+    }

@@ -12,6 +12,7 @@ import pytest
 from bake_support import ROOT, result, verb
 from tpuforge.lockfile import read_lock
 from tpuforge.paths import out_dir
+from tpuforge.smoke.simulator import GENERATIONS
 
 MODULE = "tpuforge.smoke.simulator"
 
@@ -47,15 +48,30 @@ def test_two_builds_in_two_folders_are_equal_and_a_damaged_one_is_built_again(
     _, second = build(wheels(tmp_path / "zwei mit Lücke"))
     assert (first["status"], second["status"]) == ("done", "done")
     assert first["data"]["files"] == second["data"]["files"]
+    trees = ("pci", *(f"generations/{name}" for name in GENERATIONS))
     assert set(first["data"]["files"]) == {
-        "wrapper.so", "plugin.so", "vfio", "pci/0000:00:05.0/vendor", "pci/0000:00:05.0/device",
-        "pci/0000:00:05.0/class",
-    }  # fmt: skip
+        "wrapper.so",
+        "plugin.so",
+        "bus.so",
+        "vfio",
+        *(
+            f"{tree}/0000:00:05.0/{name}"
+            for tree in trees
+            for name in ("vendor", "device", "class")
+        ),
+    }
     folder = Path(first["data"]["folder"])
     chip = folder / "pci/0000:00:05.0"
     assert (chip / "iommu_group").readlink().name == "7"
     assert not (chip / "iommu_group").exists()
     assert (chip / "device").read_text() == "0x006f\n"
+    numbers = {
+        name: (folder / "generations" / name / chip.name / "device").read_text().strip()
+        for name in GENERATIONS
+    }
+    assert numbers == {
+        "v4": "0x005e", "v5e": "0x0063", "v5p": "0x0062", "v6e": "0x006f", "v7": "0x0076",
+    }  # fmt: skip
     assert all(path.stat().st_mode & 0o004 for path in folder.rglob("*") if path.is_file())
     assert list(folder.parent.iterdir()) == [folder]
 

@@ -1,9 +1,11 @@
 """The simulator: what lets the untouched torch_tpu wheel run in an image on a machine without TPU.
 
 It is a folder that is mounted into a container and never part of an image: a CPU plugin for PJRT,
-the small wrapper around it (``smoke/simulator/wrapper.c``), and a tree that looks like one TPU chip
-on the PCI bus. The wrapper is compiled by the C compiler of the ``ziglang`` wheel, so the host
-needs none; both wheels come out of the wheelhouse by digest. ``docs/simulator.md`` has the why.
+the small wrapper around it (``smoke/simulator/wrapper.c``), a tree that looks like one TPU chip on
+the PCI bus, one such tree for each generation, and a library that shows one of those to a process
+(``smoke/simulator/bus.c``). Both sources are compiled by the C compiler of the ``ziglang`` wheel,
+so the host needs none; both wheels come out of the wheelhouse by digest. ``docs/simulator.md`` has
+the why.
 """
 
 from __future__ import annotations
@@ -26,10 +28,17 @@ from tpuforge.pins import load
 from tpuforge.process import clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
 
-SCHEMA = "tpuforge.simulator/1"
+SCHEMA = "tpuforge.simulator/2"
 LOCKS = ROOT / "lock"
 WRAPPER = ROOT / "smoke" / "simulator" / "wrapper.c"
-GENERATIONS = {"v5e": "0x0063", "v5p": "0x0062", "v6e": "0x006f", "v7": "0x0076"}
+BUS = ROOT / "smoke" / "simulator" / "bus.c"
+GENERATIONS = {
+    "v4": "0x005e",
+    "v5e": "0x0063",
+    "v5p": "0x0062",
+    "v6e": "0x006f",
+    "v7": "0x0076",
+}
 """TPU generation to PCI device number, as in torch_tpu's ``hardware.py``."""
 
 DEFAULT_GENERATION = "v6e"
@@ -54,10 +63,6 @@ _COMPILE = (
     "-fvisibility=hidden",
     "-Wl,--build-id=none",
     "-I.",
-    "wrapper.c",
-    "-o",
-    "wrapper.so",
-    "-ldl",
 )
 _OTHER_SYSTEMS = re.compile(
     r"ziglang/lib/(libcxx|libcxxabi|libtsan|libunwind|docs)/"
@@ -118,9 +123,9 @@ def key(generation: str = DEFAULT_GENERATION, python: str | None = None) -> str:
         ForgeError: If the lock is missing or bad, or the generation or Python is unknown.
     """
     wheels = _wheels(python)
-    chip = (_generation(generation), GENERATIONS[generation], _VENDOR, _CLASS, _ADDRESS, _GROUP)
-    source = WRAPPER.read_text(encoding="utf-8")
-    return sha256_text(SCHEMA, source, wheels.plugin, wheels.compiler, *_COMPILE, *chip)
+    chip = (_generation(generation), *GENERATIONS.items(), _VENDOR, _CLASS, _ADDRESS, _GROUP)
+    sources = [path.read_text(encoding="utf-8") for path in (WRAPPER, BUS)]
+    return sha256_text(SCHEMA, *sources, wheels.plugin, wheels.compiler, *_COMPILE, *map(str, chip))
 
 
 def ensure_simulator(
@@ -134,11 +139,11 @@ def ensure_simulator(
         python: The Python whose lock names the wheels, ``X.Y``; the pins' own if not given.
 
     Returns:
-        ``out/simulator/<key>``, with ``wrapper.so``, ``plugin.so``, ``pci/``, ``vfio`` and
-        ``simulator.json``.
+        ``out/simulator/<key>``, with ``wrapper.so``, ``plugin.so``, ``bus.so``, ``pci/``,
+        ``generations/``, ``vfio`` and ``simulator.json``.
 
     Raises:
-        ForgeError: If a wheel is missing or bad, or the wrapper cannot be compiled.
+        ForgeError: If a wheel is missing or bad, or a source cannot be compiled.
     """
     name = key(generation, python)
     folder = out_dir() / "simulator" / name
@@ -169,13 +174,13 @@ def _intact(folder: Path, name: str) -> bool:
     plugin, files = record.get("plugin"), record.get("files")
     if not isinstance(plugin, dict) or not isinstance(plugin.get("wheel"), str):
         return False
-    if not isinstance(files, dict) or not {"wrapper.so", "plugin.so"} <= files.keys():
+    if not isinstance(files, dict) or not {"wrapper.so", "plugin.so", "bus.so"} <= files.keys():
         return False
-    chip = folder / "pci" / _ADDRESS
+    trees = [folder / "pci", *(folder / "generations" / name for name in GENERATIONS)]
     try:
         whole = all(sha256_file(folder / file) == digest for file, digest in files.items())
-        # the link leads nowhere on purpose, so it is looked at and not followed
-        return whole and (chip / "iommu_group").is_symlink()
+        # the links lead nowhere on purpose, so they are looked at and not followed
+        return whole and all((tree / _ADDRESS / "iommu_group").is_symlink() for tree in trees)
     except OSError:
         return False
 
@@ -221,21 +226,25 @@ def _build(scratch: Path, wheels: _Wheels, generation: str, name: str) -> Path:
         ) from error
     compiler = work / "ziglang" / "zig"
     compiler.chmod(0o755)
-    shutil.copyfile(WRAPPER, work / "wrapper.c")
     caches = {
         "ZIG_GLOBAL_CACHE_DIR": str(work / "cache"),
         "ZIG_LOCAL_CACHE_DIR": str(work / "cache"),
     }
-    run(
-        [compiler, *_COMPILE],
-        timeout=_LIMIT_S,
-        env=clean_env(**caches),
-        cwd=work,
-        doing="compiling the simulator's wrapper",
-        mend="./forge fetch_wheel, then the same command again",
-    )
-    (work / "wrapper.so").rename(made / "wrapper.so")
+    for source in (WRAPPER, BUS):
+        shutil.copyfile(source, work / source.name)
+        library = f"{source.stem}.so"
+        run(
+            [compiler, *_COMPILE, source.name, "-o", library, "-ldl"],
+            timeout=_LIMIT_S,
+            env=clean_env(**caches),
+            cwd=work,
+            doing=f"compiling the simulator's {source.name}",
+            mend="./forge fetch_wheel, then the same command again",
+        )
+        (work / library).rename(made / library)
     _chip(made / "pci" / _ADDRESS, GENERATIONS[generation])
+    for each, device in GENERATIONS.items():
+        _chip(made / "generations" / each / _ADDRESS, device)
     (made / "vfio").touch()
     files = sorted(path for path in made.rglob("*") if path.is_file())
     for path in [made, *made.rglob("*")]:
