@@ -102,7 +102,8 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
     Returns:
         A function that takes ``{"op": …, "dtype": …}`` and tells what happened: ``outcome``
         (``same``, ``differs``, ``raised`` or ``no reference``), ``message``, ``samples`` compared,
-        ``values`` (whether values were compared, or only shapes), ``seconds``, ``programs``.
+        ``values`` (whether values were compared, or only shapes), ``overloads`` that were called,
+        ``seconds``, ``programs``.
 
     Raises:
         RuntimeError: If there is no accelerator called tpu.
@@ -127,7 +128,10 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
                 # a program that an earlier operator had compiled would not be seen again
                 clear()
         started = time.perf_counter()
-        found = _audit(torch, entries[task["op"]], getattr(torch, task["dtype"]), samples)
+        called: set[str] = set()
+        dtype = getattr(torch, task["dtype"])
+        found = _audit(torch, entries[task["op"]], dtype, samples, called)
+        found["overloads"] = sorted(called)
         found["seconds"] = round(time.perf_counter() - started, 4)
         found["programs"] = (
             sorted(path.stem for path in folder.glob("[0-9a-f]*.mlir")) if folder else []
@@ -137,7 +141,7 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
     return handle
 
 
-def _audit(torch: Any, info: Any, dtype: Any, samples: int) -> dict[str, Any]:
+def _audit(torch: Any, info: Any, dtype: Any, samples: int, called: set[str]) -> dict[str, Any]:
     compared = 0
     values = True
     note = ""
@@ -153,7 +157,7 @@ def _audit(torch: Any, info: Any, dtype: Any, samples: int) -> dict[str, Any]:
         given = (sample.input, sample.args, sample.kwargs)
         try:
             expected = _call(torch, info, given, "cpu", _SEEDS[0])
-            other = _call(torch, info, given, "cpu", _SEEDS[1])
+            other, drawn = _watched(torch, info, given, called)
         except Exception as error:
             return _told("no reference", error, compared, values, "the CPU does not do it: ")
         fixed = not uninitialised and _equal(torch, expected, other)
@@ -167,7 +171,7 @@ def _audit(torch: Any, info: Any, dtype: Any, samples: int) -> dict[str, Any]:
         except AssertionError as error:
             if fixed and _near_float32(torch, info, given, found, expected):
                 note = "the CPU's own result is further from its float32 result"
-            elif fixed and _draws(torch, info, given) and _alike(torch, found, expected):
+            elif fixed and drawn and _alike(torch, found, expected):
                 values = False
             else:
                 return _told("differs", error, compared, values)
@@ -239,23 +243,36 @@ def _call(torch: Any, info: Any, given: Any, device: str, seed: int) -> list[Any
     return [one.detach().cpu() if isinstance(one, torch.Tensor) else one for one in found]
 
 
-def _draws(torch: Any, info: Any, given: Any) -> bool:
-    """Whether an operator draws random numbers: two seeds may give the same by chance."""
+def _watched(torch: Any, info: Any, given: Any, called: set[str]) -> tuple[list[Any], bool]:
+    """Run an operator on the CPU and see which overloads it calls.
+
+    Above the kernels the way is the same for every device, so these are the overloads that a TPU
+    is asked for too.
+
+    Returns:
+        The results, and whether an overload draws random numbers: two seeds may give the same by
+        chance. ``called`` gets the names.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    drawn = []
+    drawn: list[Any] = []
 
     class Watch(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            called.add(function.name().removeprefix("aten::"))
             if torch.Tag.nondeterministic_seeded in function.tags:
                 drawn.append(function)
             return function(*args, **(kwargs or {}))
 
-    with Watch():
-        _call(torch, info, given, "cpu", _SEEDS[0])
-    return bool(drawn)
+    try:
+        with Watch():
+            found = _call(torch, info, given, "cpu", _SEEDS[1])
+    except Exception:
+        # a few entries make something of their own that cannot be watched
+        found = _call(torch, info, given, "cpu", _SEEDS[1])
+    return found, bool(drawn)
 
 
 def _leaves(torch: Any, value: Any) -> Iterator[Any]:

@@ -180,12 +180,15 @@ def _audit(
                 "detail": f"PyTorch itself has it not for {dtype}",
             }
     limits, known = table.limits(), table.known()
+    exercised: set[str] = set()
 
     def done(number: int, end: crew.Ended) -> None:
         task = tasks[number]
         finding = vars(end)
         cell = table.judge(task["op"], task["dtype"], finding, limits, known)
         operators[task["op"]][task["dtype"]] = cell
+        if cell["status"] == table.PASSES and end.value is not None:
+            exercised.update(end.value["overloads"])
         say.count("running", task["op"], len(tasks))
 
     clock = time.monotonic()
@@ -197,6 +200,7 @@ def _audit(
         env=_SIMULATED,
     )
     workers.do(tasks, done)
+    found["exercised"] = table.exercised(exercised, found["census"])
     found["seconds"]["audit"] = round(time.monotonic() - clock, 3)
     found["restarts"] = workers.restarts
     found["peak_memory_bytes"] = max(found["peak_memory_bytes"], workers.peak_memory_bytes)
@@ -406,6 +410,11 @@ def print_table(found: Mapping[str, Any], stream: TextIO) -> None:
     for target, counts in found["compiled"].items():
         words = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
         say(f"programs for {target}: {words or 'none'}")
+    reached = found["exercised"]
+    say(
+        f"operators with a direct kernel that a passing entry calls: "
+        f"{reached['direct_operators']} of {taken['direct_operators']}"
+    )
     spent = found["seconds"]
     say(
         f"{spent['all']:.0f} s, {found['cpu_seconds']:.0f} s of CPU, "

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoke.operators.census import base_name
+
 SCHEMA = "tpuforge.operators/1"
 CHANGES_SCHEMA = "tpuforge.operators-changes/1"
 HERE = Path(__file__).resolve().parent
@@ -267,6 +269,25 @@ def compiled(
         for target in targets:
             made[target][each.get(target, {"status": NOT_RUN})["status"]] += 1
     return made
+
+
+def exercised(called: Iterable[str], census: Mapping[str, Any]) -> dict[str, Any]:
+    """How much of the backend the passing operators call, by operator.
+
+    An overload like ``add.Tensor`` is composed of the direct kernel ``add.out``, so overloads
+    themselves say little.
+
+    Args:
+        called: Overloads, without ``aten::``.
+        census: The census.
+
+    Returns:
+        ``direct_operators`` (how many operators with a direct kernel are called), and ``missing``,
+        those that are not.
+    """
+    reached = {base_name(name) for name in called}
+    direct = {base_name(name) for name in census["direct"]}
+    return {"direct_operators": len(direct & reached), "missing": sorted(direct - reached)}
 
 
 def disagreements(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_the_files_of_known_failures_are_whole() -> None:
 def test_a_file_that_excuses_too_much_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "limits.toml"
     file.write_text(text)
-    with pytest.raises((ValueError, table.re.error)):
+    with pytest.raises((ValueError, re.error)):
         table.read_listed(file)
 
 
@@ -254,6 +255,12 @@ def test_what_nobody_knew_is_listed() -> None:
         ("neg", "libtpu for v6e:2x2: refused"),
         ("x", "no longer true in limits.toml"),
     ]
+
+
+def test_how_much_of_the_backend_is_exercised() -> None:
+    census = {"direct": ["add.out", "add_.Tensor", "mul.out"]}
+    found = table.exercised(["add.Tensor", "flatten", "prim::other"], census)
+    assert found == {"direct_operators": 1, "missing": ["mul"]}
 
 
 def test_a_run_that_contradicts_the_census_is_found() -> None:

@@ -79,6 +79,7 @@ def document(exit_code: int = 0) -> dict[str, Any]:
     table.join_compiles(cells.values(), made["programs"], ["v6e:2x2"])
     made["counts"] = table.counts(made["operators"], ["float32"])
     made["compiled"] = table.compiled(made["programs"], ["v6e:2x2"])
+    made["exercised"] = table.exercised(["add.Tensor"], made["census"])
     made["disagreements"] = table.disagreements(made["operators"], made["census"])
     made["problems"] = table.problems(made)
     return made
@@ -215,11 +216,13 @@ def out(tmp_path: Path) -> Path:
     fill(folder)
     key = simulator.key()
     made = folder / "simulator" / key
-    (made / "pci" / "0000:00:05.0").mkdir(parents=True)
-    (made / "pci" / "0000:00:05.0" / "iommu_group").symlink_to("../7")
-    for name in ("wrapper.so", "plugin.so", "vfio"):
+    for tree in ("pci", *(f"generations/{name}" for name in simulator.GENERATIONS)):
+        (made / tree / "0000:00:05.0").mkdir(parents=True)
+        (made / tree / "0000:00:05.0" / "iommu_group").symlink_to("../7")
+    names = ("wrapper.so", "plugin.so", "bus.so", "vfio")
+    for name in names:
         (made / name).write_text(name)
-    files = {name: sha256_file(made / name) for name in ("wrapper.so", "plugin.so", "vfio")}
+    files = {name: sha256_file(made / name) for name in names}
     put(made / "simulator.json", {"key": key, "plugin": {"wheel": "x"}, "files": files})
     return folder
 
