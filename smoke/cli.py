@@ -52,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="health",
         description="Judge this image: files, imports, compiles for real TPUs, and a TPU if there "
         "is one. Exit codes: 0 healthy, 1 unhealthy, 2 could not judge, 3 TPU busy or unusable.",
-        epilog="Arguments after -- go to pytest.",
+        epilog="Arguments after -- go to pytest. Further commands with a --help of their own: "
+        "health operators (what runs on a TPU), health model (your model before your TPU).",
     )
     add = parser.add_argument
     add(

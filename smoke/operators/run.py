@@ -105,6 +105,10 @@ def main(argv: Sequence[str]) -> int:
     except (CannotError, crew.CrewError) as error:
         print(f"health operators: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        # no temporary folder, no space, or no further process
+        print(f"health operators: {error}; give the container --tmpfs /tmp", file=sys.stderr)
+        return 2
 
 
 def _run(options: argparse.Namespace) -> int:
