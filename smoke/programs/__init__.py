@@ -201,8 +201,8 @@ def compare(
         where = f"libtpu {version}" if version not in baseline else f"{name} for {target}"
         return Comparison(False, why=f"recorded, not judged: the baseline has no {where}")
     wrong = []
-    for figure, band in JUDGED.items():
-        was, now = expected[figure], int(found[figure])
+    for figure, was in expected.items():
+        band, now = JUDGED[figure], int(found[figure])
         if abs(now - was) > band * was:
             allowed = f"within {band:.0%}" if band else "exactly"
             wrong.append(f"{figure} is {now}, the baseline has {was} ({allowed})")

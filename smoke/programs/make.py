@@ -99,7 +99,8 @@ def baseline(path: Path) -> int:
                 print(f"{one.name} for {topology}: {found['error']}", file=sys.stderr)
                 refused += 1
                 continue
-            figures = {name: int(found[name]) for name in programs.JUDGED}
+            # libtpu says a negative number where it does not count
+            figures = {name: int(found[name]) for name in programs.JUDGED if found[name] >= 0}
             mine.setdefault(target, {})[one.name] = figures
             seconds = f"{found['compile_seconds']:.2f} s"
             print(f"{one.name} for {topology}: {figures} {seconds}", flush=True)

@@ -69,7 +69,7 @@ def _given(options: argparse.Namespace) -> _Given:
         raise ForgeError(
             "name either FILE.py:FUNCTION or --config",
             expected="one of them",
-            mend="./forge model -- net.py:build",
+            mend="./forge model net.py:build",
         )
     if options.config:
         path = options.config
@@ -85,7 +85,7 @@ def _given(options: argparse.Namespace) -> _Given:
         raise ForgeError(
             f"{options.source!r} names no function",
             expected="FILE.py:FUNCTION",
-            mend=f"./forge model -- {options.source.rstrip(':')}:NAME_OF_THE_FUNCTION",
+            mend=f"./forge model {options.source.rstrip(':')}:NAME_OF_THE_FUNCTION",
         )
     file = Path(name)
     _readable(file)
