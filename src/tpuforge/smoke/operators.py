@@ -26,6 +26,7 @@ FILES = ("operators.json", "operators.html")
 LIMIT_S = 3600.0
 _JUDGED = (Exit.OK, Exit.FAULT)
 _SHOWN = 20
+_COLUMNS = ("passes", "unsupported", "differs", "error", "simulator limit", "not run")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -163,12 +164,11 @@ def _is_table(found: Any) -> bool:
 
 def _show(found: dict[str, Any], subject: container.Subject) -> None:
     """Counts by dtype, then what nobody knew."""
-    statuses = list(next(iter(found["counts"].values()), {}))
     rows = [
-        (dtype, *(str(counts[status]) for status in statuses))
+        (dtype, *(str(counts.get(status, "")) for status in _COLUMNS))
         for dtype, counts in found["counts"].items()
     ]
-    print_table(("dtype", *statuses), rows, title=subject.reference)
+    print_table(("dtype", *_COLUMNS), rows, title=subject.reference)
     for target, counts in found["compiled"].items():
         words = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
         print(f"programs compiled for {target}: {words or 'none'}")
