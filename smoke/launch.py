@@ -88,7 +88,11 @@ def together(patience: float) -> dict[str, Any]:
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     world = nodes * count
     place = (node * count, count, world)
-    torch.multiprocessing.spawn(_member, (place, patience, queue), count)
+    try:
+        torch.multiprocessing.spawn(_member, (place, patience, queue), count)
+    except torch.multiprocessing.ProcessRaisedException as error:
+        last = str(error).strip().splitlines()[-1]
+        raise AssertionError(f"a process of the group failed: {last}") from error
     found = [queue.get() for _ in range(count)]
     right = world * (world + 1) / 2
     for rank, first, last, _, _ in sorted(found):

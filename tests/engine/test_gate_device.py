@@ -188,3 +188,27 @@ def test_the_launch_of_two_hosts(image: Image, tmp_path: Path, generation: str) 
     assert hosts == ["a"] * count + ["b"] * count
     assert (found["NNODES"], found["NODE_RANK"]) == ("2", "1")
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "29500")
+
+
+def test_hosts_that_do_not_come_are_waited_for_and_named(image: Image, tmp_path: Path) -> None:
+    folder = Path(result("tpuforge.smoke.simulator")["folder"])
+    code = LAUNCH.replace("launch.environment, int(sys.argv[1])", "launch.together, 5.0")
+    done = image.run(
+        *("python", "-c", code),
+        options=(
+            *HARDENED,
+            *mount(ROOT / "smoke", "/opt/tpuforge/smoke", "readonly"),
+            *mount(folder, "/opt/simulator", "readonly"),
+            *mount(folder / "pci", "/sys/bus/pci/devices", "readonly"),
+            *mount(node(tmp_path / "7"), "/dev/vfio/7"),
+            "--env=TPU_LIBRARY_PATH=/opt/simulator/wrapper.so",
+            "--env=TF_CPP_MIN_LOG_LEVEL=3",
+            "--env=TPU_WORKER_HOSTNAMES=localhost,elsewhere",
+            "--env=JOB_COMPLETION_INDEX=0",
+        ),
+        timeout=300,
+    )
+    said = json.loads(done.stdout)
+    # by this word device.slice tells hosts that are not there from chips that do not work
+    assert "DistStoreError" in said["error"]
+    assert "1/2 clients joined" in said["error"]
