@@ -178,7 +178,7 @@ class Suite:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Make the markers known."""
         config.addinivalue_line("markers", "check(id, purpose, severity, remedy): a health check")
-        config.addinivalue_line("markers", "themes(name, …): processes that a check waits for")
+        config.addinivalue_line("markers", "program(theme, name): what a check waits for")
         config.addinivalue_line("markers", "full: slow, and run only when it is asked for")
         for name in (*TIERS, *_SEVERITIES):
             config.addinivalue_line("markers", f"{name}: every check has its tier and its severity")

@@ -33,12 +33,11 @@ _LIBRARIES = (
 
 @pytest.fixture(scope="session")
 def crew(request: pytest.FixtureRequest) -> Iterator[themes.Crew]:
-    """The themes of all checks that will be run, started two at a time."""
+    """The programs of all checks that will be run, two themes at a time."""
     chosen = [
-        name
+        (str(marker.args[0]), str(marker.args[1]))
         for item in request.session.items
-        if (marker := item.get_closest_marker("themes")) is not None
-        for name in marker.args
+        for marker in item.iter_markers("program")
     ]
     running = themes.Crew(chosen)
     try:
@@ -56,7 +55,7 @@ def _check(name: str, theme: str, program: str, purpose: str, remedy: str = _REM
             pytest.mark.check(
                 id=f"simulate.{name}", purpose=purpose, severity="critical", remedy=remedy
             ),
-            pytest.mark.themes(theme),
+            pytest.mark.program(theme, program),
         ),
         id=name,
     )
@@ -185,7 +184,8 @@ def test_program(check: Check, crew: themes.Crew, theme: str, program: str) -> N
     remedy="give TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT a folder that can be written, or go back "
     "to a torch_tpu whose cache works",
 )
-@pytest.mark.themes("cold", "warm")
+@pytest.mark.program("cold", "counted_work")
+@pytest.mark.program("warm", "counted_work")
 def test_second_process(check: Check, crew: themes.Crew) -> None:
     cold = crew.figures(check, "cold", "counted_work")
     warm = crew.figures(check, "warm", "counted_work")
@@ -217,7 +217,7 @@ def test_second_process(check: Check, crew: themes.Crew) -> None:
                     remedy="use a torch_tpu that knows this generation; if the device tier passes "
                     "on such a TPU, build the simulator again",
                 ),
-                pytest.mark.themes(name),
+                pytest.mark.program(name, "generation"),
             ),
             id=name,
         )
@@ -243,7 +243,7 @@ def test_generation(check: Check, crew: themes.Crew, generation: str) -> None:
     severity="warning",
     remedy="correct smoke/simulator/limits.toml, and use what works by now in the other checks",
 )
-@pytest.mark.themes("limits")
+@pytest.mark.program("limits", "limits")
 def test_limits(check: Check, crew: themes.Crew) -> None:
     failures = crew.figures(check, "limits", "limits")["failures"]
     known = limits.listed()

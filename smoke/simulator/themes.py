@@ -21,7 +21,7 @@ from smoke import isolate
 from smoke.plugin import Check
 from smoke.simulator import programs
 
-LIMIT_S = 240.0
+LIMIT_S = 480.0
 CACHE_ROOT = "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"
 _NODE_CACHE_NAME = "TORCH_TPU_TIER2_COMPILATION_CACHE"
 _NODE_CACHES = Path("/dev/shm/torch_tpu_cache")
@@ -78,17 +78,21 @@ class Crew:
     """The running themes.
 
     Args:
-        chosen: The themes to run.
+        chosen: Theme and program of each check that will be run; the others are not started.
     """
 
-    chosen: Sequence[str]
+    chosen: Sequence[tuple[str, str]]
     _ends: dict[str, Future[isolate.Ended]] = field(init=False)
     _threads: list[threading.Thread] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._ends = {name: Future() for name in THEMES if name in self.chosen}
+        self._programs = {
+            name: tuple(one for one in theme.programs if (name, one) in self.chosen)
+            for name, theme in THEMES.items()
+        }
+        self._ends = {name: Future() for name, some in self._programs.items() if some}
         self._waiting = list(self._ends)
         self._room = Path(tempfile.mkdtemp(prefix="tpuforge-cache-"))
 
@@ -125,7 +129,7 @@ class Crew:
         ended = self._ends[theme].result()
         if ended.kind == "killed":
             check.cannot(ended.story)
-        if ended.error is not None and len(THEMES[theme].programs) > 1:
+        if ended.error is not None and len(self._programs[theme]) > 1:
             ended = self._run(theme, (program,))
         result = check.took(ended)[program]
         if "cannot" in result:
@@ -140,7 +144,7 @@ class Crew:
     def _work(self) -> None:
         while (name := self._next()) is not None:
             try:
-                self._ends[name].set_result(self._run(name, THEMES[name].programs))
+                self._ends[name].set_result(self._run(name, self._programs[name]))
             except BaseException as error:  # handed to the one who waits
                 self._ends[name].set_exception(error)
 
@@ -150,7 +154,8 @@ class Crew:
             if self._stop.is_set() or not self._waiting:
                 return None
             name = self._waiting.pop(0)
-        if (before := THEMES[name].after) is not None:
+        before = THEMES[name].after
+        if before in self._ends:
             self._ends[before].exception()
         return name
 

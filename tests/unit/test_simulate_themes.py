@@ -18,6 +18,8 @@ from smoke_suite_support import ROOT
 from tpuforge.smoke import simulator
 
 Run = Callable[..., isolate.Ended]
+Make = Callable[[Sequence[tuple[str, str]], Run], themes.Crew]
+EAGER = [("eager", name) for name in ("train", "amp", "fallback")]
 
 
 def ended(value: Any, error: str | None = None, kind: str | None = None) -> isolate.Ended:
@@ -33,13 +35,11 @@ def check() -> Check:
 
 
 @pytest.fixture
-def crew_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[Sequence[str], Run], themes.Crew]:
+def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     """A started crew whose processes are a function of the test's own."""
     monkeypatch.setenv("TPUFORGE_SIMULATOR", str(tmp_path))
 
-    def make(chosen: Sequence[str], run: Run) -> themes.Crew:
+    def make(chosen: Sequence[tuple[str, str]], run: Run) -> themes.Crew:
         monkeypatch.setattr(isolate, "run", run)
         crew = themes.Crew(chosen)
         crew.start()
@@ -57,9 +57,9 @@ def test_every_program_exists_and_no_theme_waits_for_a_later_one() -> None:
 
 
 def test_a_check_gets_the_figures_of_its_program(
-    crew_of: Callable[[Sequence[str], Run], themes.Crew],
+    crew_of: Make,
 ) -> None:
-    crew = crew_of(["eager"], lambda function, names, **_: fine(names))
+    crew = crew_of(EAGER, lambda function, names, **_: fine(names))
     asked = check()
     try:
         assert crew.figures(asked, "eager", "amp") == {}
@@ -71,34 +71,34 @@ def test_a_check_gets_the_figures_of_its_program(
 
 
 def test_a_program_that_fails_fails_alone(
-    crew_of: Callable[[Sequence[str], Run], themes.Crew],
+    crew_of: Make,
 ) -> None:
     def run(function: Any, names: Sequence[str], **_: Any) -> isolate.Ended:
         value = fine(names).value
         value["amp"] = {"error": "it differs"}
-        value["cache"] = {"cannot": "no counters"}
+        value["fallback"] = {"cannot": "no counters"}
         return ended(value)
 
-    crew = crew_of(["eager"], run)
+    crew = crew_of(EAGER, run)
     try:
         crew.figures(check(), "eager", "train")
         with pytest.raises(AssertionError, match="it differs"):
             crew.figures(check(), "eager", "amp")
         with pytest.raises(pytest.skip.Exception, match="no counters"):
-            crew.figures(check(), "eager", "cache")
+            crew.figures(check(), "eager", "fallback")
     finally:
         crew.stop()
 
 
 def test_of_a_theme_that_died_only_the_program_to_blame_fails(
-    crew_of: Callable[[Sequence[str], Run], themes.Crew],
+    crew_of: Make,
 ) -> None:
     def run(function: Any, names: Sequence[str], **_: Any) -> isolate.Ended:
         if "amp" in names:
             return ended(None, "the process was ended by SIGABRT", "signal")
         return fine(names)
 
-    crew = crew_of(["eager"], run)
+    crew = crew_of(EAGER, run)
     try:
         crew.figures(check(), "eager", "train")
         with pytest.raises(AssertionError, match="SIGABRT"):
@@ -108,9 +108,9 @@ def test_of_a_theme_that_died_only_the_program_to_blame_fails(
 
 
 def test_a_theme_killed_from_outside_is_not_judged(
-    crew_of: Callable[[Sequence[str], Run], themes.Crew],
+    crew_of: Make,
 ) -> None:
-    crew = crew_of(["eager"], lambda *_, **__: ended(None, "a memory limit does that", "killed"))
+    crew = crew_of(EAGER, lambda *_, **__: ended(None, "a memory limit does that", "killed"))
     try:
         with pytest.raises(pytest.skip.Exception, match="memory limit"):
             crew.figures(check(), "eager", "train")
@@ -119,7 +119,7 @@ def test_a_theme_killed_from_outside_is_not_judged(
 
 
 def test_the_second_process_starts_after_the_first_with_the_same_cache(
-    crew_of: Callable[[Sequence[str], Run], themes.Crew],
+    crew_of: Make,
 ) -> None:
     spans: list[tuple[float, float]] = []
     seen: list[dict[str, str]] = []
@@ -131,7 +131,7 @@ def test_the_second_process_starts_after_the_first_with_the_same_cache(
         seen.append(env)
         return fine(names)
 
-    crew = crew_of(["warm", "cold"], run)
+    crew = crew_of([("warm", "counted_work"), ("cold", "counted_work")], run)
     crew.figures(check(), "cold", "counted_work")
     crew.figures(check(), "warm", "counted_work")
     root = Path(seen[0][themes.CACHE_ROOT])
@@ -144,13 +144,13 @@ def test_the_second_process_starts_after_the_first_with_the_same_cache(
 
 
 def test_an_end_does_not_wait_for_what_runs(
-    crew_of: Callable[[Sequence[str], Run], themes.Crew],
+    crew_of: Make,
 ) -> None:
     def run(function: Any, names: Sequence[str], *, stop: threading.Event, **_: Any) -> Any:
         assert stop.wait(20), "it was never told to stop"
         return ended(None, "ended", "timeout")
 
-    crew = crew_of(list(themes.THEMES), run)
+    crew = crew_of([(name, one.programs[0]) for name, one in themes.THEMES.items()], run)
     started = time.monotonic()
     crew.stop()
     assert time.monotonic() - started < 5
