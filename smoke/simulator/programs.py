@@ -29,6 +29,9 @@ BFLOAT16 = (3e-2, 3e-2)
 """Bfloat16 keeps 8 bits: a result may be off by a few units of its last place."""
 
 _STEPS = 4
+_WARM_UP = 2
+"""The first step compiles; the second one finds the optimizer's state made, and compiles too."""
+
 _ROUNDS = 30
 _COUNTERS = ("num_cache_reqs", "num_cache_hits", "num_compilations")
 
@@ -507,7 +510,7 @@ def _loop(torch: Any, device: str) -> Any:
 
 
 def cache() -> dict[str, Any]:
-    """The cache within one process."""
+    """The cache within one process: single operations, and training after its warm-up."""
     found = workloads.cache_counters()
     if found["counters"] is None:
         raise CannotError(_NO_COUNTERS)
@@ -518,10 +521,35 @@ def cache() -> dict[str, Any]:
     )
     assert second["num_cache_hits"] == second["num_cache_reqs"] > 0, "the cache was not asked"
     assert third["num_compilations"] > 0, "a new shape was not compiled"
-    detail = (
-        f"{first['num_compilations']} compilations, then {second['num_cache_hits']} hits and none"
+    training = _compilations_of_training()
+    assert training[0] > 0, "the first training step compiled nothing: counters do not count"
+    assert not any(training[_WARM_UP:]), (
+        f"training steps compile after {_WARM_UP} steps of warm-up: {training}"
     )
-    return {"first": first, "second": second, "new_shape": third, "detail": detail}
+    detail = (
+        f"{first['num_compilations']} compilations, then {second['num_cache_hits']} hits and none; "
+        f"training steps: {', '.join(map(str, training))}"
+    )
+    figures = {"first": first, "second": second, "new_shape": third, "training_steps": training}
+    return figures | {"detail": detail}
+
+
+def _compilations_of_training() -> list[int]:
+    """What each of a few training steps compiled."""
+    torch = _torch()
+    stats = _stats()
+    model = _stack(torch).to("tpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs = torch.linspace(-1, 1, 96).reshape(12, 8).to("tpu")
+    made = []
+    for _ in range(_WARM_UP + _STEPS):
+        before = _count(stats)["num_compilations"]
+        optimizer.zero_grad(set_to_none=True)
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        torch.accelerator.synchronize()
+        made.append(_count(stats)["num_compilations"] - before)
+    return made
 
 
 _NO_COUNTERS = "this torch_tpu has no torch.tpu._get_cache_stats, the only counters there are"
