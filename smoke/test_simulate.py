@@ -92,7 +92,7 @@ def _check(name: str, theme: str, program: str, purpose: str, remedy: str = _REM
             "cache",
             "compile",
             "cache",
-            "what ran before compiles nothing, nor does training after its warm-up; a new shape does",
+            "what ran before compiles nothing, nor does warm training; a new shape does",
         ),
         _check(
             "readme",
