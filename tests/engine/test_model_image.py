@@ -157,11 +157,12 @@ def test_a_module_that_is_trained(found: dict[str, dict[str, Any]]) -> None:
 
 def test_a_whole_training_step(found: dict[str, dict[str, Any]]) -> None:
     one = found["step"]
-    kinds = [program["kind"] for program in one["programs"]]
-    assert kinds.count("backward") == 1
-    # the optimizer is a program of its own
-    assert kinds.count("forward") == 2
+    # the model's gradients, and the optimizer
+    assert len(one["programs"]) >= 2
+    assert any(name.endswith("_attention_backward") for name in one["operators"])
     assert one["graphs"]["breaks"] > 0
+    # PyTorch's tables know no kernel for some of what was lowered all the same
+    assert one["unsupported_operators"] == []
 
 
 def test_too_large_for_the_chip(found: dict[str, dict[str, Any]]) -> None:
