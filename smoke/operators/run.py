@@ -31,7 +31,8 @@ DTYPES = ("float32", "bfloat16", "int64")
 """What is audited if nothing is named: what models compute in, and what they index with."""
 
 OP_LIMIT_S = 60.0
-COMPILE_LIMIT_S = 120.0
+COMPILE_LIMIT_S = 300.0
+"""The slowest program, that of ``scatter_reduce.mean`` for int64, takes 10 s of CPU."""
 _SURVEY_LIMIT_S = 300.0
 _TARGET = re.compile(r"[a-z0-9]+:\d+(x\d+){1,2}")
 _EVERY_S = 10.0
