@@ -44,6 +44,13 @@ def test_conflict_that_is_over_is_seen() -> None:
         ('against = "runtime"', 'against = "ghost"', "'ghost', which is no flavour"),
         ('python = "3.12"', 'python = "3.9"', "Python 3.9 is not supported"),
         ("[[conflict]]", "[[conflict]", "conflicts.toml: Expected"),
+        ("[[conflict]]", "[[conflicts]]", "conflicts is not of the form"),
+        ("[[conflict]]", "[conflict]", "conflicts.toml: "),
+        ('version = "0.5.23"', 'version = "0.5.023"', "'0.5.023', which reads 0.5.23"),
+        ('version = "0.5.23"', 'version = "--pre"', "Invalid version"),
+        ('flavour = "sglang"', 'flavour = "../x"', "no canonical name"),
+        ('"torch==2.14.1"', '"torch @ file:///torch.whl"', "states an address"),
+        ('why = "SGLang', 'why = "a\\n', "no text in one line: why"),
     ],
 )
 def test_bad_conflict_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -53,4 +60,42 @@ def test_bad_conflict_is_refused(tmp_path: Path, old: str, new: str, words: str)
     with pytest.raises(ForgeError) as caught:
         load_conflicts(load(), path)
     assert words in caught.value.found
+    assert caught.value.exit_code == Exit.FAULT
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/folder/package",
+        "./package",
+        "..",
+        "evil @ file:///folder/package",
+        "evil[extra]",
+        "evil==1",
+        "evil ",
+        "evil.whl",
+        "-r/folder/req.txt",
+        "--index-url=http://127.0.0.1:9/simple",
+        "--no-deps",
+        "git+file:///folder",
+        "Sglang",
+        "sglang-",
+        "sgl\u0430ng",
+        "",
+    ],
+)
+def test_what_goes_to_pip_is_a_name_and_nothing_else(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "conflicts.toml"
+    path.write_text(TEXT.replace('name = "sglang"', f'name = "{name}"'), encoding="utf-8")
+    with pytest.raises(ForgeError) as caught:
+        load_conflicts(load(), path)
+    assert caught.value.exit_code == Exit.FAULT
+
+
+@pytest.mark.parametrize("data", [b"conflict = [1]", b'conflict = ["x"]', b"# \xff", b"a=" * 2])
+def test_what_is_no_list_of_conflicts_is_a_fault(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "conflicts.toml"
+    path.write_bytes(data)
+    with pytest.raises(ForgeError) as caught:
+        load_conflicts(load(), path)
     assert caught.value.exit_code == Exit.FAULT

@@ -75,11 +75,38 @@ def test_real_names_allow_no_cuda() -> None:
         ('"cupy"', '"triton"', "triton is allowed in serve and left out of it"),
         ("[[left_out]]", "[left_out]", "is not of the form"),
         ("[refused]", "[[refused]]", "is not of the form"),
+        (
+            'flavour = "serve"\nuntil = 2027-01-31',
+            'flavour = ""\nuntil = 2027-01-31',
+            "of the form",
+        ),
+        ('"squats"', '"a\\nb"', "no canonical name with a reason"),
+        ('bad-name = "squats"', '"-rx" = "squats"', "-rx is no canonical name"),
+        ('"cupy"', '"cupy-"', "cupy- is no canonical name"),
+        ("2027-01-31", "2027-01-31T00:00:00Z", "is not of the form"),
     ],
 )
 def test_bad_names_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
     path = tmp_path / "names.toml"
     path.write_text(TEXT.replace(old, new), encoding="utf-8")
+    with pytest.raises(ForgeError) as caught:
+        load_names(path)
+    assert words in caught.value.found
+    assert caught.value.exit_code == Exit.FAULT
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"allowed = [1]", "the exception 1 is not of the form"),
+        (b'left_out = ["x"]', "the exception x is not of the form"),
+        (b"# \xff", "it is not UTF-8 text"),
+        (b"a = " + b"[" * 9000, "names.toml: "),
+    ],
+)
+def test_file_of_another_form_is_a_fault(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "names.toml"
+    path.write_bytes(data)
     with pytest.raises(ForgeError) as caught:
         load_names(path)
     assert words in caught.value.found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import lock_path
-from tpuforge.lock.names import LOCK_DIR, is_cuda
+from tpuforge.lock.names import LOCK_DIR, is_canonical, is_cuda, is_line, read_toml
 from tpuforge.lock.resolver import Job, home_python
 from tpuforge.lockfile import read_lock
 from tpuforge.pins import Pins
@@ -37,7 +37,7 @@ class Conflict:
 
     Attributes:
         flavour: What people want, such as ``serve``.
-        name: The package whose metadata contradicts a lock.
+        name: The package whose metadata contradicts a lock, by its canonical name.
         version: Its release: the newest one before the cutoff.
         python: The Python it was looked at for, ``X.Y``.
         states: The line of its metadata.
@@ -71,24 +71,18 @@ def load_conflicts(pins: Pins, path: Path = CONFLICTS_FILE) -> list[Conflict]:
             (exit code 1).
     """
     try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("conflict", [])
-        found = []
-        for entry in entries:
-            made = Conflict(**entry)
-            if not all(isinstance(value, str) for value in entry.values()):
-                raise TypeError(f"{made.name} has a value that is no text")
-            canonicalize_name(made.line.name)
-            pins.python(made.python)
-            if made.against not in pins.flavours:
-                raise TypeError(f"{made.name} is against {made.against!r}, which is no flavour")
-            found.append(made)
+        top = read_toml(path)
+        entries = top.pop("conflict", [])
+        if top or not isinstance(entries, list):
+            raise TypeError(f"{', '.join(top) or 'conflict'} is not of the form")
+        found = [_conflict(pins, entry) for entry in entries]
     except FileNotFoundError as error:
         raise ForgeError(
             f"{path.name} is not there",
             expected="a list of conflicts, which may be empty",
             mend=f"git checkout -- lock/{path.name}",
         ) from error
-    except (tomllib.TOMLDecodeError, TypeError, InvalidRequirement, ForgeError) as error:
+    except (TypeError, ValueError, ForgeError) as error:
         raise ForgeError(
             f"{path.name}: {str(error).replace('Conflict.__init__() ', 'an entry ')}",
             expected=f"entries of {', '.join(one.name for one in dataclasses.fields(Conflict))}",
@@ -96,6 +90,32 @@ def load_conflicts(pins: Pins, path: Path = CONFLICTS_FILE) -> list[Conflict]:
             exit_code=Exit.FAULT,
         ) from error
     return found
+
+
+def _conflict(pins: Pins, entry: object) -> Conflict:
+    """One entry, checked: its name goes to pip, so it must be a name and nothing else."""
+    if not isinstance(entry, dict):
+        raise TypeError(f"{entry!r} is no entry")
+    made = Conflict(**entry)
+    for key, value in entry.items():
+        if not is_line(value):
+            raise TypeError(f"{made.name} has a value that is no text in one line: {key}")
+    for name in (made.name, made.flavour):
+        if not is_canonical(name):
+            raise TypeError(f"{name!r} is no canonical name")
+    try:
+        version = str(Version(made.version))
+        requirement = made.line
+    except (InvalidVersion, InvalidRequirement) as error:
+        raise TypeError(str(error)) from error
+    if version != made.version:
+        raise TypeError(f"{made.name} has the version {made.version!r}, which reads {version}")
+    if requirement.url is not None:
+        raise TypeError(f"{made.name} states an address: {made.states}")
+    pins.python(made.python)
+    if made.against not in pins.flavours:
+        raise TypeError(f"{made.name} is against {made.against!r}, which is no flavour")
+    return made
 
 
 def locked_version(conflict: Conflict) -> str | None:
@@ -150,7 +170,8 @@ def moved(job: Job, conflicts: Sequence[Conflict], work: Path) -> str:
     target = dataclasses.replace(job, pins=pins, python=python).target()
     words: list[str | Path] = [home_python(), "-m", "pip", "install", "-q", "--dry-run"]
     words += ["--no-deps", "--ignore-installed", "--target", work / "nowhere", *target]
-    words += ["--use-feature=fast-deps", "--report", work / "conflict.json", name]
+    words += ["--use-feature=fast-deps", "--report", work / "conflict.json"]
+    words += ["--", name]
     done = job.source.run(words, _TIME_LIMIT_S, work)
     if done.code:
         job.source.refuse(done.output)

@@ -26,11 +26,50 @@ LOCK_DIR = ROOT / "lock"
 NAMES_FILE = LOCK_DIR / "names.toml"
 _ALLOWED = {"name": str, "flavour": str, "until": date, "why": str}
 _LEFT_OUT = {**_ALLOWED, "by": str}
+_CANONICAL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _CUDA = re.compile(
     r"(nvidia|cupy|triton|pytorch-triton)(-.*|\d.*)?"  # nvidia-nccl-cu12, cupy-cuda12x, triton
     r"|(.*-)?cuda[0-9a-z]*(-.*)?"  # cuda-bindings, jax-cuda13-plugin
     r"|.*-cu1\d(-.*)?"  # cudf-cu12
 )
+
+
+def is_canonical(name: object) -> bool:
+    """Whether something is a package name as PEP 503 writes it, and nothing else.
+
+    Args:
+        name: Anything that a file of a person's holds.
+    """
+    return isinstance(name, str) and _CANONICAL.fullmatch(name) is not None
+
+
+def is_line(text: object) -> bool:
+    """Whether something is one line of words.
+
+    Args:
+        text: Anything that a file of a person's holds.
+    """
+    return isinstance(text, str) and bool(text.strip()) and text.isprintable()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file that people write by hand.
+
+    Args:
+        path: Such as ``lock/names.toml``.
+
+    Raises:
+        FileNotFoundError: If it is not there.
+        ValueError: If it is no regular file, not UTF-8 or no TOML.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no regular file")
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def is_cuda(name: str) -> bool:
@@ -148,14 +187,14 @@ def load_names(path: Path = NAMES_FILE) -> Names:
             (exit code 1).
     """
     try:
-        top = tomllib.loads(path.read_text(encoding="utf-8"))
+        top = read_toml(path)
     except FileNotFoundError as error:
         raise ForgeError(
             f"{path.name} is not there",
             expected="names that are refused or allowed",
             mend=f"git checkout -- lock/{path.name}",
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise _bad(path, str(error)) from error
     refused = top.pop("refused", {})
     allowed, left_out = top.pop("allowed", []), top.pop("left_out", [])
@@ -163,13 +202,13 @@ def load_names(path: Path = NAMES_FILE) -> Names:
     if top or not isinstance(refused, dict) or not lists:
         raise _bad(path, f"{', '.join(top) or 'a table'} is not of the form")
     for name, why in refused.items():
-        if name != canonicalize_name(name) or not isinstance(why, str) or not why:
+        if not is_canonical(name) or not is_line(why):
             raise _bad(path, f"{name} is no canonical name with a reason")
     for entry in allowed:
         _check(path, entry, _ALLOWED)
     for entry in left_out:
         _check(path, entry, _LEFT_OUT)
-        if entry["by"] != canonicalize_name(entry["by"]):
+        if not is_canonical(entry["by"]):
             raise _bad(path, f"{entry['by']} is no canonical name")
     names = Names(
         refused,
@@ -184,10 +223,15 @@ def load_names(path: Path = NAMES_FILE) -> Names:
     return names
 
 
-def _check(path: Path, entry: dict[str, Any], form: Mapping[str, type]) -> None:
-    if {key: type(value) for key, value in entry.items()} != form or not entry["why"]:
+def _check(path: Path, entry: object, form: Mapping[str, type]) -> None:
+    if (
+        not isinstance(entry, dict)
+        or {key: type(value) for key, value in entry.items()} != form
+        or not is_line(entry["why"])
+        or not is_canonical(entry["flavour"])
+    ):
         raise _bad(path, f"the exception {entry} is not of the form")
-    if entry["name"] != canonicalize_name(entry["name"]) or not is_cuda(entry["name"]):
+    if not is_canonical(entry["name"]) or not is_cuda(entry["name"]):
         raise _bad(path, f"{entry['name']} is no canonical name of a CUDA package")
 
 
