@@ -8,10 +8,12 @@ kernel drops it when a process dies, so a killed run never leaves a stale lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +37,54 @@ def out_dir() -> Path:
     path = Path(os.environ.get("TPUFORGE_OUT") or ROOT / "out").absolute()
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a person writes it, made absolute; ``~`` and ``~name`` are home folders.
+
+    Args:
+        text: The path.
+
+    Raises:
+        ForgeError: If it begins with the home folder of nobody.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise ForgeError(
+            f"{text}: there is no home folder of that name",
+            expected="a path",
+            mend="write it in full, from the first slash on",
+        ) from error
+
+
+def home() -> Path | None:
+    """The home folder; None for a user without one, such as a bare number in a container."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file that a stranger may have put there.
+
+    Args:
+        path: The file, or a link to it.
+        most: The most bytes that it may have.
+
+    Raises:
+        OSError: If it cannot be read, is a pipe or a device, or has more bytes.
+        ValueError: If its name cannot be that of a file.
+    """
+    # without waiting for the other end of a pipe
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+    return data
 
 
 def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
