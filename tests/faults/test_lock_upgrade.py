@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,4 +117,43 @@ def test_package_without_news_leaves_everything_as_it_was(own: Checkout) -> None
     assert done.returncode == 0, done.stderr
     assert "nothing to do" in done.stdout
     assert "alpha had no newer release" in done.stdout
+    assert held(own) == before
+
+
+def _await(there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_upgrade_that_fails_beside_another_leaves_what_was_there_before_both(own: Checkout) -> None:
+    """The second starts while the first has the pins moved, and both are stopped."""
+    (own.lock / "smoke-py311.json").unlink()
+    before = held(own)
+    pins = own.lock / "pins.toml"
+    with index_with_news() as index:
+        # new files are downloaded and compared: there the first one waits
+        index.hold.set()
+        command = ("resolve", "--upgrade", "alpha", *UV)
+        first = own.start(*command, PIP_INDEX_URL=index.url)
+        second = None
+        try:
+            _await(lambda: pins.read_bytes() != before["pins.toml"])
+            second = own.start(*command, PIP_INDEX_URL=index.url)
+            assert second.stderr is not None
+            assert "which is locking" in second.stderr.readline()
+            first.send_signal(signal.SIGINT)
+            first.communicate(timeout=60)
+            assert first.returncode == 130
+            _await(lambda: pins.read_bytes() != before["pins.toml"])
+            second.send_signal(signal.SIGINT)
+            second.communicate(timeout=60)
+            assert second.returncode == 130
+        finally:
+            index.hold.clear()
+            for child in (first, second):
+                if child is not None and child.poll() is None:
+                    child.kill()
+                    child.communicate()
     assert held(own) == before

@@ -250,6 +250,10 @@ def test_lock_reads_its_inputs_before_it_asks_an_index(own: Checkout) -> None:
         (("--upgrade", "2026-13-01"), "'2026-13-01' is no day"),
         (("--upgrade", "numpy", "--python", "3.11"), "an upgrade is of every lock"),
         (("--upgrade", "2999-01-01"), "2999-01-01 has not begun"),
+        (("--upgrade", ""), "a package or a day to upgrade is empty"),
+        (("--upgrade", " , "), "a package or a day to upgrade is empty"),
+        (("--upgrade", "numpy", "--upgrade", ""), "a package or a day to upgrade is empty"),
+        (("--upgrade", "\u0662\u0660\u0662\u0666-\u0660\u0661-\u0660\u0661"), "no lock holds"),
         (("--upgrade", "2026-01-01"), "is not before 2026-01-01T00:00:00Z"),
     ],
 )

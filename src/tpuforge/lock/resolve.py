@@ -57,7 +57,7 @@ from tpuforge.pins import PINS_FILE, Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
 
 _VERB = "lock"
-_DAY = re.compile(r"\d{4}-\d{1,2}-\d{1,2}")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,12 +131,14 @@ def targets(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[s
 
 
 def _lock(options: argparse.Namespace, progress: Progress) -> Outcome:
-    pins = load()
-    if options.unguarded:
-        return _unguarded(pins, progress)
-    if options.upgrade:
-        return _upgrade(pins, options, progress)
-    return _resolve_all(pins, options, progress)
+    # the pins too are read inside: another run may be moving their cutoff, or putting it back
+    with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
+        pins = load()
+        if options.unguarded:
+            return _unguarded(pins, progress)
+        if options.upgrade:
+            return _upgrade(pins, options, progress)
+        return _resolve_all(pins, options, progress)
 
 
 def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -147,15 +149,14 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
         cpu_wheels(pins, python)
     source = read_source(Path(sys.executable))
     say_ignored(source, progress)
-    with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
-        sweep()
-        title = f"resolving {len(chosen)} lock(s)"
+    sweep()
+    title = f"resolving {len(chosen)} lock(s)"
 
-        def one(job: Job, board: Board) -> dict[str, object]:
-            return _one(job, options, board)
+    def one(job: Job, board: Board) -> dict[str, object]:
+        return _one(job, options, board)
 
-        results = together(pins, chosen, source, progress, title=title, one=one)
-        write_page(pins)
+    results = together(pins, chosen, source, progress, title=title, one=one)
+    write_page(pins)
     written = [result["file"] for result in results if result["changed"]]
     summary = (
         f"wrote {', '.join(map(str, written))}; review it: git diff lock/"
@@ -168,7 +169,14 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
 
 def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
     """Move the cutoff of all packages, or of some, and resolve every lock; or change nothing."""
-    words = [word.strip() for item in options.upgrade for word in item.split(",") if word.strip()]
+    words = [word.strip() for item in options.upgrade for word in item.split(",")]
+    if not all(words):
+        # an empty variable of a script must not come to mean every package
+        raise ForgeError(
+            "a package or a day to upgrade is empty",
+            expected="names of packages, a day, or --upgrade alone for all packages",
+            mend="./forge lock --upgrade",
+        )
     days = sorted({word for word in words if word == "today" or _DAY.fullmatch(word)})
     if len(days) > 1:
         raise ForgeError(
@@ -212,16 +220,16 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
         write_atomic(PINS_FILE, with_moments(PINS_FILE.read_text(encoding="utf-8"), cutoff, later))
         outcome = _resolve_all(load(), options, progress)
     except ForgeError as error:
-        _restore(kept)
+        _restore(pins, kept)
         raise _what_else_moves(pins, names, locked, error) from error
     except BaseException:
         # a cutoff without its locks would be worse than none: also when a person stops it
-        _restore(kept)
+        _restore(pins, kept)
         raise
     after = held(existing(pins))
     if names and after == before:
         # a moment that changes nothing would only have to be read by everyone
-        _restore(kept)
+        _restore(pins, kept)
         summary = f"{', '.join(names)} had no newer release that fits before {moment(until)}"
         return Outcome("unchanged", summary, data=outcome.data)
     words_of = pull_request(before, after, title, means)
@@ -231,10 +239,16 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
     return Outcome("done", summary, data=outcome.data | {"pull_request": words_of}, text=words_of)
 
 
-def _restore(kept: Mapping[Path, bytes]) -> None:
+def _restore(pins: Pins, kept: Mapping[Path, bytes]) -> None:
+    """Put every file back as it was, and remove locks that were not there."""
     for path, data in kept.items():
-        if path.read_bytes() != data:
+        if not path.is_file() or path.read_bytes() != data:
             write_atomic(path, data)
+    for flavour in flavours(pins):
+        for python in pins.pythons:
+            for path in (lock_path(flavour, python), path_of(flavour, python)):
+                if path not in kept:
+                    path.unlink(missing_ok=True)
 
 
 def _what_else_moves(
@@ -280,24 +294,23 @@ def _unguarded(pins: Pins, progress: Progress) -> Outcome:
     """Measure each flavour with torch as a plain resolver would bring it."""
     source = read_source(Path(sys.executable))
     measured = {}
-    with exclusive("lock", lambda who: progress.note(f"waiting for {who}, which is locking")):
-        sweep()
-        for flavour, python in with_torch(pins):
-            job = Job(pins, flavour, python, source)
-            with progress.step(f"resolving {job.what} without the guard"), workspace() as work:
-                packages = resolve_unguarded(job)
-                files = listed(source, home_python(), packages, work)
-            sizes = {p.name: _size(files, p, source) for p in packages}
-            cuda = [name for name in sizes if is_cuda(name)]
-            measured[flavour] = {
-                "python": python,
-                "packages": len(sizes),
-                "bytes": sum(sizes.values()),
-                "cuda_packages": len(cuda),
-                "cuda_bytes": sum(sizes[name] for name in cuda),
-            }
-        write_json(UNGUARDED, {"schema": UNGUARDED_SCHEMA, "flavours": measured})
-        write_page(pins)
+    sweep()
+    for flavour, python in with_torch(pins):
+        job = Job(pins, flavour, python, source)
+        with progress.step(f"resolving {job.what} without the guard"), workspace() as work:
+            packages = resolve_unguarded(job)
+            files = listed(source, home_python(), packages, work)
+        sizes = {p.name: _size(files, p, source) for p in packages}
+        cuda = [name for name in sizes if is_cuda(name)]
+        measured[flavour] = {
+            "python": python,
+            "packages": len(sizes),
+            "bytes": sum(sizes.values()),
+            "cuda_packages": len(cuda),
+            "cuda_bytes": sum(sizes[name] for name in cuda),
+        }
+    write_json(UNGUARDED, {"schema": UNGUARDED_SCHEMA, "flavours": measured})
+    write_page(pins)
     summary = f"measured {', '.join(measured)}: docs/compatibility.md"
     return Outcome("done", summary, data=measured)
 
