@@ -6,6 +6,8 @@ stop, the whole group is ended: TERM first, KILL after a grace period.
 
 from __future__ import annotations
 
+import codecs
+import collections
 import contextlib
 import os
 import re
@@ -53,6 +55,10 @@ _SECRET = re.compile(
     r"(?:(?:bearer|basic)\s+)?\S+",
     re.IGNORECASE,
 )
+# what is held of one line before it is handed on in pieces, and of it what may be half a secret
+_LINE = 1 << 16
+_TAIL = 1 << 10
+_MOST_OUTPUT = 1 << 26
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 10.0
 """Seconds between TERM and KILL for a process group."""
@@ -102,7 +108,8 @@ class Completed:
     Attributes:
         argv: What was run.
         code: Its exit code (negative: the signal that ended it).
-        output: Standard output and standard error, interleaved, redacted.
+        output: Standard output and standard error, interleaved, redacted; of more than 64 MB the
+            end alone, under a line that says so.
         seconds: Wall time.
     """
 
@@ -140,7 +147,8 @@ def run(
         cwd: The child's folder.
         stdin: A file descriptor for the child's standard input; empty if not given.
         check: Raise when the exit code is not 0.
-        on_line: Called with every (redacted) line of output as it comes.
+        on_line: Called with every (redacted) line of output as it comes; a line of more than 64 kB
+            comes in pieces.
         log: A file that gets the whole (redacted) output, as far as the disk has room for it.
         doing: What this child is for, used in errors ("resolving runtime for 3.11").
         mend: What to try when it fails, used in errors.
@@ -156,7 +164,7 @@ def run(
     words = tuple(str(word) for word in argv)
     what = doing or Path(words[0]).name
     started = time.monotonic()
-    lines: list[str] = []
+    output = _Output()
     late, code = False, None
     with contextlib.ExitStack() as stack:
         sink = log.open("w", encoding="utf-8") if log is not None else None
@@ -167,13 +175,14 @@ def run(
             child = _start(words, what, mend, env=env, cwd=cwd, stdin=stdin)
             stack.callback(_end, child)
 
-        def take(raw: bytes) -> None:
-            line = redact(raw.decode("utf-8", "replace").rstrip("\r\n"))
-            lines.append(line)
+        def take(piece: str, ended: bool) -> None:
+            line = redact(piece)
+            text = line + "\n" if ended else line
+            output.add(text)
             if sink is not None:
                 # the child's own end says more than a log that a full disk did not take
                 with contextlib.suppress(OSError):
-                    sink.write(line + "\n")
+                    sink.write(text)
             if on_line is not None:
                 on_line(line)
 
@@ -182,7 +191,7 @@ def run(
             code = child.wait(timeout=GRACE_S) if not late else None
         except subprocess.TimeoutExpired:
             late = True
-    done = Completed(words, child.returncode, "\n".join(lines), time.monotonic() - started)
+    done = Completed(words, child.returncode, output.text(), time.monotonic() - started)
     if late and stop is not None and stop.is_set():
         raise ForgeError(f"{what}: stopped", exit_code=Exit.INTERRUPTED)
     if late or code is None:
@@ -271,17 +280,55 @@ def undisturbed() -> Iterator[None]:
         signal.raise_signal(came[0])
 
 
+class _Output:
+    """What a child said: all of it, or the end of a lot."""
+
+    def __init__(self) -> None:
+        self._pieces: collections.deque[str] = collections.deque()
+        self._size = 0
+        self._dropped = 0
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+        self._size += len(text)
+        while self._size > _MOST_OUTPUT:
+            gone = len(self._pieces.popleft())
+            self._size -= gone
+            self._dropped += gone
+
+    def text(self) -> str:
+        said = "".join(self._pieces).removesuffix("\n")
+        if not self._dropped:
+            return said
+        return f"({self._dropped:,} characters before this are not kept)\n{said}"
+
+
+def _cut(line: str) -> int:
+    """Where a long line is cut in two, so that redaction still sees each secret whole."""
+    at = _LINE - _TAIL
+    spans = [found.span() for pattern in (_URL, _SECRET) for found in pattern.finditer(line)]
+    for start, end in sorted(spans, reverse=True):
+        if start < at < end:
+            at = start
+    return at or _LINE
+
+
 def _drain(
     child: subprocess.Popen[bytes],
     deadline: float,
-    take: Callable[[bytes], None],
+    take: Callable[[str, bool], None],
     stop: threading.Event | None = None,
 ) -> bool:
-    """Hand every line of a child's output on; False when the deadline or the stop came first."""
+    """Hand a child's output on, in lines; False when the deadline or the stop came first.
+
+    A piece of a line is handed on with False, the end of a line with True.
+    """
     assert child.stdout is not None  # noqa: S101 - Popen was given a pipe
     handle = child.stdout.fileno()
     os.set_blocking(handle, False)
-    rest = b""
+    # a character may come in two chunks
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    rest, begun = "", False
     with selectors.DefaultSelector() as selector:
         selector.register(handle, selectors.EVENT_READ)
         while True:
@@ -297,11 +344,17 @@ def _drain(
             chunk = os.read(handle, 1 << 16)
             if not chunk:
                 break
-            *full, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            *full, rest = (rest + decoder.decode(chunk).replace("\r", "\n")).split("\n")
             for line in full:
-                take(line)
-    if rest:
-        take(rest)
+                take(line, True)
+                begun = False
+            while len(rest) > _LINE:
+                at = _cut(rest)
+                take(rest[:at], False)
+                rest, begun = rest[at:], True
+    rest += decoder.decode(b"", final=True)
+    if rest or begun:
+        take(rest, True)
     while child.poll() is None:
         if time.monotonic() > deadline or (stop is not None and stop.is_set()):
             return False

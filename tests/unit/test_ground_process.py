@@ -205,3 +205,38 @@ def test_a_second_signal_does_not_break_off_the_cleaning_up() -> None:
         signal.raise_signal(signal.SIGINT)
         steps.append("again")
     assert steps == ["whole", "again"]
+
+
+def test_one_endless_line_costs_little_and_its_log_is_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    # characters of two bytes, so that chunks and pieces end within one
+    code = "import sys\nfor n in range(60): sys.stdout.write('x' + 'é, ' * 33333)"
+    pieces: list[str] = []
+    began = time.process_time()
+    done = process.run([PYTHON, "-Xutf8", "-c", code], timeout=60, on_line=pieces.append, log=log)
+    spent = time.process_time() - began
+    whole = ("x" + "é, " * 33333) * 60
+    assert done.output == whole
+    assert log.read_text(encoding="utf-8") == whole + "\n"
+    assert max(map(len, pieces)) <= 1 << 16
+    # 6 million characters, each looked at a few times
+    assert spent < 10
+
+
+def test_a_secret_at_a_cut_of_a_long_line_is_not_shown() -> None:
+    secret = "https://me:hunter2@host/x token=hunter2 password: hunter2 "
+    for before in (64 * 1024 - 40, 63 * 1024 - 30, 63 * 1024 - 8, 2 * 63 * 1024 - 20):
+        text = "-" * (before - len(secret) // 2) + " " + secret * 3
+        code = f"import sys; sys.stdout.write({text!r} + '-' * 200_000)"
+        done = process.run([PYTHON, "-c", code], timeout=30)
+        assert "hunter2" not in done.output
+        assert done.output.count("***") == 9
+        assert done.output.endswith("-" * 200_000)
+
+
+def test_of_endless_output_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MOST_OUTPUT", 1000)
+    code = "print('first'); print('x' * 990); print('last')"
+    done = process.run([PYTHON, "-c", code], timeout=30)
+    assert done.output.splitlines()[0] == "(6 characters before this are not kept)"
+    assert done.output.splitlines()[-1] == "last"
