@@ -2,16 +2,23 @@
 
 On a terminal progress is a live line; elsewhere it is a plain line when a step starts, ends, or
 has run for another ten seconds. Colour only on terminals, and never with ``NO_COLOR``.
+
+Where output goes decides nothing about what was judged: :func:`guard_streams` takes care of readers
+that go away, full disks, closed streams and characters that a stream cannot show.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +27,78 @@ from rich.table import Table
 from tpuforge.errors import ForgeError
 
 _PLAIN_EVERY_S = 10.0
+
+
+class _Stream(io.FileIO):
+    """A standard stream that never raises: whoever prints has no way to mend it.
+
+    Attributes:
+        fault: Why output was lost; empty as long as none was, or where nobody wanted to read it.
+    """
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(handle, "w", closefd=False)
+        self.fault = ""
+        self._gone = False
+
+    def write(self, data: Any, /) -> int:
+        """Write what can be written; what comes after a fault is dropped."""
+        size = memoryview(data).nbytes
+        if self._gone:
+            return size
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            self._gone = True
+        except OSError as error:
+            self._gone, self.fault = True, error.strerror or str(error)
+        return size
+
+
+def guard_streams() -> None:
+    """Make standard output and standard error safe to print to, for the rest of the process.
+
+    A closed one becomes ``/dev/null``, so that no file that is opened later gets its number. One
+    whose reader went away takes what is printed and drops it. Characters that it cannot show, such
+    as the bytes of a file name that is not UTF-8, are shown as escapes.
+    """
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != handle:
+                os.dup2(null, handle)
+                os.close(null)
+            os.set_inheritable(handle, True)
+    sys.stdout = _guarded(sys.stdout, sys.__stdout__, 1)
+    sys.stderr = _guarded(sys.stderr, sys.__stderr__, 2)
+
+
+def _guarded(stream: TextIO | None, original: TextIO | None, handle: int) -> TextIO:
+    if stream is not None and stream is not original:
+        # somebody put another one there on purpose
+        return stream
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Stream(handle)),
+        encoding=stream.encoding if stream is not None else "utf-8",
+        errors="backslashreplace",
+        line_buffering=handle == 2 or os.isatty(handle),
+    )
+
+
+def lost_output() -> str:
+    """Why something that was printed did not arrive on standard output.
+
+    Returns:
+        The reason, such as a full disk; empty if all did, or if the reader went away.
+    """
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw.fault if isinstance(raw, _Stream) else ""
 
 
 def size(count: float) -> str:

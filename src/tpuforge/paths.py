@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 import time
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout: the folder that holds ``lock/``, ``images/`` and ``smoke/``."""
 
 _CHUNK = 1 << 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def out_dir() -> Path:
@@ -78,7 +80,7 @@ def read_regular(path: Path, most: int) -> bytes:
         ValueError: If its name cannot be that of a file.
     """
     # without waiting for the other end of a pipe
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         data = file.read(most + 1)
@@ -120,7 +122,8 @@ def sha256_text(*parts: str) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode()
+        # an argument that is not UTF-8 has surrogates in it
+        data = part.encode("utf-8", "surrogatepass")
         digest.update(f"{len(data)}:".encode())
         digest.update(data)
     return digest.hexdigest()
@@ -184,6 +187,8 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
     """Put bytes or UTF-8 text at a path, all or nothing.
 
+    What of a text is not UTF-8, such as bytes of a file name in it, is written as escapes.
+
     Args:
         path: The final path.
         data: The content.
@@ -193,7 +198,29 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
         OSError: If writing fails; the final path is then untouched.
     """
     with atomic_file(path, mode=mode) as temporary:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        if isinstance(data, str):
+            data = data.encode("utf-8", "backslashreplace")
+        temporary.write_bytes(data)
+
+
+def json_text(value: Any) -> str:
+    """A JSON document with sorted keys, as UTF-8 can hold it.
+
+    Args:
+        value: Anything :mod:`json` can write. Bytes of an argument or a file name that are not
+            UTF-8 become escapes within the text, a backslash, an x and two hex digits.
+    """
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    # they stand within strings alone, where a backslash is written twice
+    return _SURROGATE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    # PEP 383: U+DC80 to U+DCFF stand for bytes
+    if 0xDC80 <= number <= 0xDCFF:
+        return f"\\\\x{number - 0xDC00:02x}"
+    return f"\\\\u{number:04x}"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -203,7 +230,7 @@ def write_json(path: Path, value: Any) -> None:
         path: The final path.
         value: Anything :mod:`json` can write.
     """
-    write_atomic(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    write_atomic(path, json_text(value) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ report read.
 from __future__ import annotations
 
 import argparse
-import json
+import io
 import signal
 import sys
 import time
@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Literal
 
-from tpuforge.console import Progress, duration, print_error
+from tpuforge.console import Progress, duration, guard_streams, lost_output, print_error
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import out_dir, write_json
+from tpuforge.paths import json_text, out_dir, write_json
 from tpuforge.process import redact
 
 
@@ -93,8 +93,36 @@ def run_verb(
             itself if not given.
 
     Returns:
-        The exit code (see :class:`~tpuforge.errors.Exit`).
+        The exit code (see :class:`~tpuforge.errors.Exit`). A reader of the output who went away
+        does not change it; output that could not be written makes it 2.
     """
+    guard_streams()
+    try:
+        code = _run(verb, arguments, action, argv, result_name)
+    except SystemExit as end:
+        # --help, or a usage error
+        code = end.code if isinstance(end.code, int) else Exit.CANNOT
+        if not lost_output():
+            raise
+    why = lost_output()
+    if why and code != Exit.INTERRUPTED:
+        failure = ForgeError(
+            f"what was printed did not arrive: {why}",
+            expected="a standard output that takes it",
+            mend="free some space, or send it elsewhere; the result is in out/results too",
+        )
+        print_error(verb, failure)
+        return Exit.CANNOT
+    return code
+
+
+def _run(
+    verb: str,
+    arguments: argparse.ArgumentParser,
+    action: Action,
+    argv: Sequence[str] | None,
+    result_name: Callable[[argparse.Namespace], str] | None,
+) -> int:
     options = arguments.parse_args(argv)
     before = {
         number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
@@ -180,4 +208,7 @@ def _leave(
     except OSError as error:
         print(f"{verb}: the result file could not be written: {error}", file=sys.stderr)
     if as_json:
-        print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False), flush=True)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # JSON is UTF-8 whatever the locale
+            sys.stdout.reconfigure(encoding="utf-8")
+        print(json_text(record), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -94,3 +95,14 @@ def test_a_killed_run_leaves_no_stale_lock(tmp_path: Path, monkeypatch: pytest.M
     started = time.monotonic()
     with paths.exclusive("thing"):
         assert time.monotonic() - started < 2
+
+
+def test_text_that_is_not_utf8_is_counted_and_written_as_escapes(tmp_path: Path) -> None:
+    odd = [os.fsdecode(b"\xff"), os.fsdecode(b"\xfe"), "\ud800", "\\xff", "ÿ"]
+    assert len({paths.sha256_text(text) for text in odd}) == len(odd)
+    path = tmp_path / "x.json"
+    paths.write_json(path, {text: text for text in odd[:3]})
+    said = json.loads(path.read_bytes().decode())
+    assert said == {text: text for text in ("\\xff", "\\xfe", "\\ud800")}
+    paths.write_atomic(path, f"a {odd[0]}")
+    assert path.read_bytes() == b"a \\udcff"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from tpuforge import verb
 from tpuforge.console import Progress, duration, size
 from tpuforge.errors import Exit, ForgeError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +112,96 @@ def test_sizes_read_well(count: float, text: str) -> None:
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+_PROBE = """
+import sys
+from tpuforge import verb
+from tpuforge.errors import Exit, ForgeError
+
+def act(options, progress):
+    progress.note("on the way: " + options.word)
+    print("a table", flush=True)
+    if options.word == "refused":
+        raise ForgeError("refused", exit_code=Exit.FAULT)
+    text = options.word + "\\n" + "line\\n" * 40_000
+    code = Exit.FAULT if options.word == "bad" else Exit.OK
+    return verb.Outcome("done", options.word, {"word": options.word}, text=text, exit_code=code)
+
+parser = verb.parser("probe", "A probe. " * 20_000)
+parser.add_argument("word", nargs="?", default="good")
+sys.exit(verb.run_verb("probe", parser, act))
+"""
+
+
+def _shell(out: Path, line: str, *words: str | bytes) -> subprocess.CompletedProcess[bytes]:
+    """Run the probe as ``"$@"`` within a line of a shell."""
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}", "bash", sys.executable, "-c", _PROBE, *words],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "lost"),
+    [
+        ('"$@" | true', False),
+        ('"$@" --json | true', False),
+        ('"$@" --json | head -c 10', False),
+        ('"$@" 2>&1 | true', False),
+        ('"$@" 2>/dev/full', False),
+        ('"$@" 2>&-', False),
+        ('"$@" >&-', False),
+        ('"$@" --json <&- >&- 2>&-', False),
+        ('"$@" >/dev/full', True),
+        ('"$@" --json >/dev/full', True),
+        ('"$@" --json >/dev/full 2>&-', True),
+    ],
+)
+def test_where_output_goes_does_not_change_what_was_judged(
+    out: Path, line: str, lost: bool
+) -> None:
+    words = {"good": 0, "bad": 1, "refused": 1} if line == '"$@" | true' else {"bad": 1}
+    for word, judged in words.items():
+        done = _shell(out, line.replace('"$@"', f'"$@" {word}'))
+        assert done.returncode == (2 if lost else judged)
+        assert b"Traceback" not in done.stderr
+        assert b"Exception ignored" not in done.stderr
+        assert (b"did not arrive: No space left" in done.stderr) == (lost and "2>" not in line)
+        record = json.loads((out / "results" / "probe.json").read_text(encoding="utf-8"))
+        assert record["exit_code"] == judged
+
+
+def test_help_is_like_any_other_output(out: Path) -> None:
+    assert _shell(out, '"$@" --help | true').returncode == 0
+    done = _shell(out, '"$@" --help >/dev/full')
+    assert done.returncode == 2
+    assert b"did not arrive" in done.stderr
+
+
+def test_no_file_takes_the_number_of_a_closed_stream(out: Path) -> None:
+    code = "from tpuforge.console import guard_streams; guard_streams(); "
+    code += "print(open('/dev/zero').fileno() > 2)"
+    shown = out / "shown"
+    line = f'"$1" -c "{code}" 2>&- <&- >{shown}'
+    assert _shell(out, line).returncode == 0
+    assert shown.read_text() == "True\n"
+
+
+@pytest.mark.parametrize("word", [b"na\xefve \xff", "Zoë".encode(), b"\xed\xa0\x80"])
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
+def test_argument_of_any_bytes_is_taken_shown_and_recorded(
+    out: Path, word: bytes, locale: str
+) -> None:
+    line = f'export LC_ALL={locale} PYTHONCOERCECLOCALE=0; "$@"'
+    assert _shell(out, f"{line} --no-such-option", word).returncode == 2
+    done = _shell(out, line, b"--json", word)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    shown = json.loads(done.stdout.decode().partition("\n")[2])
+    record = json.loads((out / "results" / "probe.json").read_bytes().decode())
+    assert record["data"] == shown["data"]
+    assert record["data"]["word"] == word.decode("utf-8", "backslashreplace")
