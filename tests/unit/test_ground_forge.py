@@ -15,10 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def forge(root: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+def forge(
+    root: Path, *argv: str, cwd: str | Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(root / "forge"), *argv],
+        [sys.executable, "-E", str(root / "forge"), *argv],
         env=os.environ | env,
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=60,
@@ -57,26 +60,31 @@ def test_tools_that_cannot_be_had_are_said_and_leave_no_environment(checkout: Pa
     assert not (checkout / ".venv" / "forge.key").exists()
 
 
-def test_verbs_and_nox_options_reach_nox(checkout: Path) -> None:
-    """A stand-in environment records how the launcher would call nox."""
+def _stand_in(checkout: Path, script: str) -> None:
+    """A stand-in environment, whose Python is a script."""
     lock = checkout / "lock" / f"tools-py{sys.version_info[0]}{sys.version_info[1]}.txt"
     lock.write_text("")
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    python.write_text(script)
     python.chmod(0o755)
     key = (
         "import runpy, sys; m = runpy.run_path(sys.argv[1]);"
         "(m['VENV'] / 'forge.key').write_text(m['key']())"
     )
     subprocess.run([sys.executable, "-c", key, str(checkout / "forge")], check=True)
-    nox = f"-m|nox|-f|{checkout / 'noxfile.py'}|"
+
+
+def test_verbs_and_nox_options_reach_nox(checkout: Path) -> None:
+    """A stand-in environment records how the launcher would call nox."""
+    _stand_in(checkout, '#!/bin/sh\nprintf "%s|" "$@"\n')
+    nox = f"-P|-m|nox|-f|{checkout / 'noxfile.py'}|"
     assert forge(checkout).stdout == nox
     assert forge(checkout, "-l").stdout == f"{nox}-l|"
     assert forge(checkout, "bake", "--no-cache").stdout == f"{nox}-s|bake|--|--no-cache|"
     assert forge(checkout, "tests", "--", "unit").stdout == f"{nox}-s|tests|--|unit|"
     assert forge(checkout, "--python", "3.12").stdout == f"{nox}--|--python|3.12|"
-    assert forge(checkout, "--python-module", "x.y", "-z").stdout == "-m|x.y|-z|"
+    assert forge(checkout, "--python-module", "x.y", "-z").stdout == "-P|-m|x.y|-z|"
 
 
 def test_a_misspelt_verb_is_named_with_the_nearest(checkout: Path) -> None:
@@ -152,3 +160,60 @@ def test_two_launchers_at_once_make_one_environment(checkout: Path) -> None:
     assert [child.returncode for child in both] == [0, 0]
     assert all("Beautiful is better than ugly" in out for out, _ in ends)
     assert sum("making .venv" in err for _, err in ends) == 1
+
+
+def test_variables_and_folders_of_the_caller_do_not_reach_the_environment(
+    checkout: Path, tmp_path: Path
+) -> None:
+    _stand_in(checkout, "#!/bin/sh\nenv\n")
+    foreign = dict.fromkeys(("PYTHONPATH", "PYTHONSTARTUP", "NOXPYTHON"), "x")
+    foreign |= {"NOX_DEFAULT_VENV_BACKEND": "conda", "NOXSESSION": "x", "PYTHONWARNINGS": "error"}
+    for words in ((), ("--python-module", "x.y")):
+        done = forge(checkout, *words, **foreign)
+        assert "PATH=" in done.stdout, done.stderr
+        assert [
+            line for line in done.stdout.splitlines() if line.startswith(("PYTHON", "NOX"))
+        ] == []
+    (checkout / ".venv" / "bin" / "python").unlink()
+    (checkout / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "this.py").write_text("print('from the folder of the caller')\n")
+    done = forge(checkout, "--python-module", "this", cwd=tmp_path)
+    assert "Beautiful is better than ugly" in done.stdout
+
+
+@pytest.mark.parametrize("closing", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_open_again_for_what_is_run(checkout: Path, closing: str) -> None:
+    _stand_in(checkout, '#!/bin/sh\nls -l /proc/$$/fd >"$0.seen"\nexit 7\n')
+    command = [sys.executable, str(checkout / "forge"), "bake"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closing}', "sh", *command], check=False, timeout=60)
+    assert done.returncode == 7
+    seen = (checkout / ".venv" / "bin" / "python.seen").read_text()
+    assert seen.count("/dev/null") >= len(closing.split())
+
+
+@pytest.mark.parametrize("line", ['"$@" 2>/dev/full', '"$@" 2>&1 | true', '"$@" 2</dev/null 2>&0'])
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_nox_cannot_print_is_not_the_exit_code(checkout: Path, line: str, code: int) -> None:
+    """With a stand-in for the launcher that nox starts, and the real nox."""
+    (checkout / "forge").write_text(f"import sys; sys.exit({code})\n")
+    nox = [sys.executable, "-m", "nox", "-f", str(checkout / "noxfile.py"), "-s", "bake"]
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}", "bash", *nox],
+        cwd=checkout,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code
+
+
+def test_help_for_a_reader_who_goes_away(checkout: Path) -> None:
+    command = [sys.executable, str(checkout / "forge"), "--help"]
+    line = 'set -o pipefail; "$@" 2>&1 >&3 3>&- | cat >&2'
+    done = subprocess.run(
+        ["bash", "-c", f"exec 3> >(true); sleep 0.2; {line}", "bash", *command],
+        check=False,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
