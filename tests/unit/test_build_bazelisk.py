@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import stat
 from dataclasses import replace
@@ -225,3 +226,19 @@ def test_a_bazel_of_the_users_own(tmp_path: Path) -> None:
     made = prepare_bazel(line, str(program), {}, tmp_path, {}, cwd=tmp_path, timeout=30)
     assert made == Bazel("6.0.0", hashlib.sha256(b"mine").hexdigest(), "given")
     assert not (tmp_path / "bazel.json").exists()
+
+
+@pytest.mark.timeout(20)
+def test_files_that_are_pipes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ForgeError, match="not a native program"):
+        find_bazelisk(str(tmp_path / "pipe"), PINS.bazelisk, tmp_path)
+    for name in (".bazelversion", ".bazeliskrc"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ForgeError, match="not a regular file") as caught:
+            wanted_bazel(tmp_path, None)
+        assert caught.value.exit_code == Exit.FAULT
+        (tmp_path / name).unlink()
+    (tmp_path / ".bazelversion").write_text("7" * 100_000)
+    with pytest.raises(ForgeError, match="more than 65,536 bytes"):
+        wanted_bazel(tmp_path, None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tpuforge.build import bazelrc
+from tpuforge.errors import Exit, ForgeError
 
 # the shape of TorchTPU's own file: the flag in an inner configuration, the remote services in two
 # others, "common" and "build" mixed, and a file of the user's own at the end
@@ -150,3 +153,62 @@ startup --max_idle_secs=5
 def test_configurations_that_name_each_other_end(tmp_path: Path) -> None:
     folder = source(tmp_path, GOOD + "build:wheel_base --config=wheel_common\n")
     assert bazelrc.check(folder, LINE) == []
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "pipe")
+    return "import %workspace%/pipe"
+
+
+def _chain(folder: Path) -> str:
+    for number in range(1200):
+        (folder / f"{number}").write_text(f"import %workspace%/{number + 1}\n")
+    return "import %workspace%/0"
+
+
+def _twice_each(folder: Path) -> str:
+    for number in range(24):
+        (folder / f"{number}").write_text(f"import %workspace%/{number + 1}\n" * 2)
+    (folder / "24").touch()
+    return "import %workspace%/0"
+
+
+def _configs(folder: Path) -> str:
+    del folder
+    return "".join(f"build:c{number} --config=c{number + 1}\n" for number in range(1500))
+
+
+def _configs_twice_each(folder: Path) -> str:
+    del folder
+    names = [f"build:c{n} --config=c{n + 1} --config=c{n + 1}\n" for n in range(14)]
+    return "".join(names) + "build:c14 --copt=-O2\n"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_pipe, "pipe cannot be read: not a regular file"),
+        (lambda _: "import /dev/zero", "/dev/zero cannot be read: not a regular file"),
+        (lambda _: "import /a\0b", "'/a\\x00b' cannot be read"),
+        (lambda _: f"try-import /{'a' * 9000}\nimport /{'a' * 9000}", "File name too long"),
+        (lambda _: "build --x=" + "a" * 30_000_000, "more than 131,072 bytes"),
+        (_chain, "import each other more than 16 deep"),
+        (_twice_each, "import each other more than 16 deep"),
+        (lambda _: "import %workspace%/empty\n" * 99, "more than 32 files are imported"),
+        (_configs, "name each other more than 16 deep"),
+        (_configs_twice_each, "more than 20000 options"),
+    ],
+)
+def test_settings_without_an_end_end_in_one_line(
+    tmp_path: Path, make: Callable[[Path], str], said: str
+) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / ".bazelrc").write_text(make(tmp_path) + "\n")
+    try:
+        faults = bazelrc.check(tmp_path, ["c0"])
+    except ForgeError as error:
+        assert error.exit_code == Exit.FAULT
+        faults = [error.found]
+    assert any(said in fault and "\n" not in fault for fault in faults)
+    assert max(map(len, faults)) < 10_000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -255,3 +257,173 @@ def test_the_host_of_an_address() -> None:
     assert host_of("file:///x") is None
     assert host_of("https://example.org:port/x") is None
     assert host_of("/x/y") is None
+
+
+def _replaced(folder: Path, program: Path) -> None:
+    del program
+    old = git(folder, "hash-object", "MODULE.bazel").strip()
+    (folder / "MODULE.bazel").write_text("other")
+    new = git(folder, "hash-object", "-w", "MODULE.bazel").strip()
+    git(folder, "replace", old, new)
+
+
+def _assumed(folder: Path, program: Path) -> None:
+    del program
+    git(folder, "update-index", "--assume-unchanged", "MODULE.bazel")
+    (folder / "MODULE.bazel").write_text("other")
+
+
+def _skipped(folder: Path, program: Path) -> None:
+    del program
+    git(folder, "update-index", "--skip-worktree", "MODULE.bazel")
+    (folder / "MODULE.bazel").write_text("other")
+
+
+def _hidden(folder: Path, program: Path) -> None:
+    program.with_name("hide").write_text("evil.bzl\n")
+    git(folder, "config", "core.excludesFile", str(program.with_name("hide")))
+    (folder / "evil.bzl").touch()
+
+
+def _excluded(folder: Path, program: Path) -> None:
+    del program
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    (folder / ".git" / "info" / "exclude").write_text("evil.bzl\n")
+    (folder / "evil.bzl").touch()
+
+
+def _modeless(folder: Path, program: Path) -> None:
+    del program
+    git(folder, "config", "core.fileMode", "false")
+    (folder / "MODULE.bazel").chmod(0o755)
+
+
+def _same_size(folder: Path, program: Path) -> None:
+    del program
+    for key, value in (("trustctime", "false"), ("checkStat", "minimal")):
+        git(folder, "config", f"core.{key}", value)
+    before = (folder / "more").stat()
+    (folder / "more").write_text("y")
+    os.utime(folder / "more", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _elsewhere(folder: Path, program: Path) -> None:
+    shutil.copytree(folder, program.with_name("twin"), ignore=shutil.ignore_patterns(".git"))
+    git(folder, "config", "core.worktree", str(program.with_name("twin")))
+    (folder / "MODULE.bazel").write_text("other")
+
+
+def _linked(folder: Path, program: Path) -> None:
+    (folder / "ci").rename(program.with_name("ci"))
+    (folder / "ci").symlink_to(program.with_name("ci"))
+
+
+def _cleaned(folder: Path, program: Path) -> None:
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    (folder / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    git(folder, "config", "filter.evil.clean", str(program))
+    (folder / "MODULE.bazel").write_text("other")
+
+
+def _line_ends(folder: Path, program: Path) -> None:
+    del program
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    (folder / ".git" / "info" / "attributes").write_text("* text eol=crlf\n")
+    (folder / ".gitignore").write_bytes(
+        (folder / ".gitignore").read_bytes().replace(b"\n", b"\r\n")
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(_replaced, _assumed, _skipped, _hidden, _excluded, _modeless, _same_size),
+        *(_elsewhere, _linked, _cleaned, _line_ends),
+    ],
+)
+def test_no_setting_of_a_checkout_hides_a_change(
+    upstream: Path, tmp_path: Path, spoil: Callable[[Path, Path], None]
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'run'}'\ncat\n")
+    program.chmod(0o755)
+    git(upstream, "config", "log.showSignature", "true")
+    git(upstream, "config", "gpg.program", str(program))
+    spoil(upstream, program)
+    with pytest.raises(ForgeError, match="differs from its commit"):
+        local(str(upstream), UPSTREAM)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signed_commit_is_read_without_gpg(upstream: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'run'}'\n")
+    program.chmod(0o755)
+    text = git(upstream, "cat-file", "commit", "HEAD")
+    head_of, _, message = text.partition("\n\n")
+    (tmp_path / "commit").write_text(f"{head_of}\ngpgsig -----BEGIN\n x\n\n{message}")
+    signed = git(upstream, "hash-object", "-t", "commit", "-w", str(tmp_path / "commit")).strip()
+    git(upstream, "reset", "-q", "--hard", signed)
+    git(upstream, "config", "log.showSignature", "true")
+    git(upstream, "config", "gpg.program", str(program))
+    assert local(str(upstream), UPSTREAM).epoch == 1796040000
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_commit_stands_for_is_no_change(upstream: Path, tmp_path: Path) -> None:
+    large = b"large\n" * 9
+    digest = hashlib.sha256(large).hexdigest()
+    note = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(large)}\n"
+    (upstream / "large").write_text(note)
+    (upstream / ".gitattributes").write_text("large filter=lfs -text\n*.bat text eol=crlf\n")
+    (upstream / "one.bat").write_text("a\nb\n")
+    (upstream / "tab\tand \u00fc").symlink_to("MODULE.bazel")
+    (upstream / "run").touch()
+    (upstream / "run").chmod(0o755)
+    git(upstream, "add", ".")
+    git(upstream, "commit", "-q", "-m", "more")
+    git(upstream, "config", "filter.lfs.clean", f"touch '{tmp_path / 'run'}'")
+    (upstream / "large").write_bytes(large)
+    (upstream / "one.bat").write_bytes(b"a\r\nb\r\n")
+    assert not local(str(upstream), UPSTREAM).dirty
+    assert not (tmp_path / "run").exists()
+    (upstream / "large").write_bytes(large + b"x")
+    assert local(str(upstream), UPSTREAM, allow_dirty=True).changes == (" M large",)
+
+
+def test_a_fetched_source_that_learned_a_filter_is_fetched_again(
+    upstream: Path, tmp_path: Path
+) -> None:
+    (upstream / "MODULE.bazel.lock").write_text("{}")
+    git(upstream, "add", ".")
+    git(upstream, "commit", "-q", "-m", "lock")
+    made = fetch(head(upstream), UPSTREAM, tmp_path / "sources", repository=str(upstream))
+    (made.path / ".git" / "info").mkdir(exist_ok=True)
+    (made.path / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    git(made.path, "config", "filter.evil.smudge", f"touch '{tmp_path / 'run'}'; cat")
+    (made.path / "MODULE.bazel.lock").write_text("{1}")
+    again = fetch(head(upstream), UPSTREAM, tmp_path / "sources", repository=str(upstream))
+    assert (again.path / "MODULE.bazel.lock").read_text() == "{}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_submodule_counts(upstream: Path, tmp_path: Path) -> None:
+    shutil.copytree(upstream, tmp_path / "part")
+    git(
+        upstream,
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "add",
+        "-q",
+        str(tmp_path / "part"),
+        "part",
+    )
+    git(upstream, "commit", "-q", "-m", "part")
+    assert not local(str(upstream), UPSTREAM).dirty
+    (upstream / "part" / "more").write_text("y")
+    assert local(str(upstream), UPSTREAM, allow_dirty=True).changes == (" M part",)
+    # one that was never fetched
+    shutil.rmtree(upstream / "part")
+    (upstream / "part").mkdir()
+    assert not local(str(upstream), UPSTREAM).dirty

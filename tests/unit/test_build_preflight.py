@@ -185,3 +185,18 @@ def test_the_hosts_that_a_source_names(tmp_path: Path) -> None:
         ("one.example", 443): "MODULE.bazel",
         ("two.example", 443): "MODULE.bazel",
     }
+
+
+@pytest.mark.timeout(20)
+def test_files_of_a_workspace_that_are_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "MODULE.bazel")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "zero.bzl").symlink_to("/dev/zero")
+    (tmp_path / "WORKSPACE").write_text("".join(f"https://h{n}.invalid/ " for n in range(5000)))
+    assert len(preflight.hosts_of(tmp_path)) == 64
+
+
+def test_a_host_whose_name_is_none() -> None:
+    failed = preflight._unreachable([("a" * 70 + ".invalid", 443), ("a..b", 443)])
+    assert len(failed) == 2
+    assert "no answer in time" not in failed.values()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tpuforge import paths
 from tpuforge import pins as pins_module
 from tpuforge.build import source as source_module
 from tpuforge.build.bazelisk import Tool
@@ -316,3 +317,72 @@ def test_a_wheel_that_was_not_asked_for() -> None:
         with pytest.raises(ForgeError, match="is not the wheel that was asked for") as caught:
             source_module._path_of(uri, python, suffix)
         assert said in caught.value.found
+
+
+@pytest.mark.parametrize("option", ["--bazel-url", "--remote", "--repository"])
+def test_no_address_may_hold_a_password(
+    capsys: pytest.CaptureFixture[str], out: Path, option: str
+) -> None:
+    address = "http://me:hunter2@127.0.0.1:9/a"
+    given = f"cache={address}" if option == "--remote" else address
+    said = refused(capsys, option, given, "--dry-run")
+    assert "holds credentials" in said
+    assert "hunter2" not in said
+    assert "hunter2" not in (out / "results" / "build_wheel.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://127.0.0.1 :9/a b", "http://h/\n", "http://", "http://h:port/", "ftp://h/", "me:pw@h/"],
+)
+@pytest.mark.parametrize("option", ["--bazel-url", "--remote"])
+def test_what_is_no_address(capsys: pytest.CaptureFixture[str], option: str, address: str) -> None:
+    given = f"cache={address}" if option == "--remote" else address
+    said = refused(capsys, option, given, "--dry-run")
+    assert "is not understood" in said
+    assert "pw@" not in said
+
+
+@pytest.mark.parametrize("option", ["--source", "--cache", "--bazel", "--bazelisk"])
+def test_the_home_of_nobody(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    said = refused(capsys, option, "~nobody-of-that-name/x", "--where", "host", "--dry-run")
+    assert "there is no home folder of that name" in said
+    remote = ("--remote", "cache=http://h", "--credentials", "~nobody-of-that-name/x")
+    assert "there is no home folder" in refused(capsys, *remote, "--dry-run")
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    for name in ("NETRC", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["--remote", "cache=http://127.0.0.1:9", "--dry-run", "--json"]) == 0
+    assert main(["--remote", "cache=http://h", "--credentials", "google", "--dry-run"]) == 2
+
+
+@pytest.mark.parametrize("hours", ["nan", "inf", "-1", "0", "1e99", "x"])
+def test_a_limit_that_is_none(capsys: pytest.CaptureFixture[str], hours: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([f"--limit-hours={hours}", "--dry-run"])
+    assert caught.value.code == 2
+    assert "is no number above 0" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_cache(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "link").symlink_to("/")
+    for folder in ("/", str(tmp_path / "home"), str(paths.ROOT), str(tmp_path / "link")):
+        assert "holds more than caches" in refused(capsys, "--cache", folder)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "thesis.tex").touch()
+    said = refused(capsys, "--cache", str(tmp_path / "used"))
+    assert "holds thesis.tex, and no build has used it before" in said
+    (tmp_path / "source").mkdir()
+    inside = tmp_path / "source" / "cache"
+    said = refused(capsys, "--source", str(tmp_path / "source"), "--cache", str(inside))
+    assert "is in the source" in said
+    assert not inside.exists()

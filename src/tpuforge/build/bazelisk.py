@@ -36,7 +36,16 @@ from tpuforge.build.download import (
 from tpuforge.build.leftovers import end_all, servers
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import atomic_file, exclusive, out_dir, read_json, sha256_file, write_json
+from tpuforge.paths import (
+    atomic_file,
+    exclusive,
+    out_dir,
+    read_json,
+    read_regular,
+    sha256_file,
+    user_path,
+    write_json,
+)
 from tpuforge.pins import Bazelisk
 from tpuforge.process import clean_env, run, undisturbed
 from tpuforge.verb import Outcome, parser, run_verb
@@ -46,6 +55,7 @@ _SHUTDOWN_TIMEOUT_S = 20.0
 _ELF = b"\x7fELF"
 _RECORD = "bazel.json"
 _EXAMPLE = "7.7.1"
+_VERSION_FILE_MOST = 1 << 16
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:rc\d+)?")
 # what Bazelisk reads in a workspace, in its order
@@ -90,7 +100,7 @@ def find_bazelisk(given: str | None, pin: Bazelisk, work: Path) -> Tool:
         ForgeError: If there is none, or its digest is wrong.
     """
     if given is not None:
-        path = Path(given).expanduser().absolute()
+        path = user_path(given)
         if not _native(path):
             raise ForgeError(
                 f"--bazelisk {given}: not a native program",
@@ -160,8 +170,8 @@ def wanted_bazel(source: Path, given: str | None) -> str:
     Raises:
         ForgeError: If nothing names one, or what names it leaves the choice to the day.
     """
-    if given is not None and Path(given).expanduser().is_file():
-        return str(Path(given).expanduser().absolute())
+    if given is not None and user_path(given).is_file():
+        return str(user_path(given))
     wanted, where = given, "--bazel"
     if wanted is None:
         wanted, where = _named_by(source)
@@ -173,7 +183,7 @@ def wanted_bazel(source: Path, given: str | None) -> str:
         )
     if not _VERSION.fullmatch(wanted):
         raise ForgeError(
-            f"{where} names Bazel {wanted!r}",
+            f"{where} names Bazel {wanted[:80]!r}",
             expected=f"an exact release, such as {_EXAMPLE}, or the path of a Bazel",
             mend=f"forge build_wheel --bazel {_EXAMPLE}",
         )
@@ -183,10 +193,17 @@ def wanted_bazel(source: Path, given: str | None) -> str:
 def _named_by(source: Path) -> tuple[str | None, str]:
     """The version that the source itself names, and the file that does."""
     for name, pattern in _VERSION_FILES.items():
-        try:
-            text = (source / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+        if not (source / name).exists():
             continue
+        try:
+            text = read_regular(source / name, _VERSION_FILE_MOST).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForgeError(
+                f"{source / name} cannot be read: {error}",
+                expected="a small text file that names a Bazel",
+                mend=f"mend it, or name one: forge build_wheel --bazel {_EXAMPLE}",
+                exit_code=Exit.FAULT,
+            ) from error
         found = pattern.search(text)
         if found:
             return found[1], name
@@ -352,6 +369,9 @@ def end_server(startup: Sequence[str], source: Path, work: Path, env: Mapping[st
 
 def _native(path: Path) -> bool:
     try:
+        # the open of a pipe would wait for its other end
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(4) == _ELF and os.access(path, os.X_OK)
     except OSError:

@@ -12,10 +12,15 @@ and the remote executor; ``no_rbe`` clears the latter two).
 from __future__ import annotations
 
 import difflib
+import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import read_regular
 
 RC_FILE = ".bazelrc"
 WHEEL_FLAG = "//:wheel_build"
@@ -26,6 +31,14 @@ WHEEL_FLAG = "//:wheel_build"
 _COMMANDS = ("always", "common", "build")
 _TRUE = ("true", "1", "yes")
 _REMOTE = ("remote_executor", "remote_cache")
+
+
+# bounds for files that a stranger wrote: all of them together take less than 2 s
+_FILE_MOST = 1 << 17
+_FILES_MOST = 32
+_DEEP_MOST = 16
+_WORDS_MOST = 20_000
+_NEAR_MOST = 1000
 
 
 @dataclass(frozen=True)
@@ -79,26 +92,36 @@ class Rc:
             Option name, without dashes, to its last setting. ``--nofoo`` and ``--foo`` are two.
         """
         made: dict[str, Setting] = {}
-        for word, where in self._expand("", ()):
-            _set(made, word, where)
-        for config in configs:
-            for word, where in self._expand(config, ()):
+        budget = itertools.count()
+        for config in ("", *configs):
+            for word, where in self._expand(config, (), budget):
                 _set(made, word, where)
         return made
 
-    def _expand(self, config: str, within: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str], list[_Line]]:
+        found: dict[tuple[str, str], list[_Line]] = {}
+        for line in self.lines:
+            found.setdefault((line.command, line.config), []).append(line)
+        return found
+
+    def _expand(
+        self, config: str, within: tuple[str, ...], budget: Iterator[int]
+    ) -> Iterator[tuple[str, str]]:
         """The options of a configuration, those of the ones it names in their place."""
         if config and config in within:
             return
+        if len(within) > _DEEP_MOST:
+            raise _boundless(f"configurations name each other more than {_DEEP_MOST} deep")
         for command in _COMMANDS:
-            for line in self.lines:
-                if (line.command, line.config) != (command, config):
-                    continue
+            for line in self._by_name.get((command, config), ()):
                 words = iter(line.words)
                 for word in words:
+                    if next(budget) > _WORDS_MOST:
+                        raise _boundless(f"more than {_WORDS_MOST} options in the end")
                     inner = next(words, "") if word == "--config" else _after(word, "--config=")
                     if inner:
-                        yield from self._expand(inner, (*within, config))
+                        yield from self._expand(inner, (*within, config), budget)
                     else:
                         yield word, line.where
 
@@ -119,7 +142,10 @@ def read(source: Path) -> Rc:
     lines: list[_Line] = []
     files: list[Path] = []
     faults: list[str] = []
-    _read_file((source / RC_FILE,), source, lines, files, faults)
+    try:
+        _read_file((source / RC_FILE,), source, lines, files, faults)
+    except ForgeError as error:
+        faults.append(error.found)
     return Rc(tuple(lines), tuple(files), tuple(faults))
 
 
@@ -139,7 +165,7 @@ def check(source: Path, configs: Sequence[str]) -> list[str]:
     for config in configs:
         if config in known:
             continue
-        near = difflib.get_close_matches(config, known, n=1)
+        near = difflib.get_close_matches(config, known[:_NEAR_MOST], n=1)
         hint = f"; the nearest name there is {near[0]}" if near else ""
         faults.append(f"{RC_FILE} defines no configuration {config}{hint}")
     if faults:
@@ -163,6 +189,15 @@ def check(source: Path, configs: Sequence[str]) -> list[str]:
             wrong = "no_rbe stands before it" if _sets(rc, option) else "no_rbe does not clear it"
             faults.append(f"--{option} is {last.value} in the end ({last.where}): {wrong}")
     return faults
+
+
+def _boundless(what: str) -> ForgeError:
+    return ForgeError(
+        f"{RC_FILE}: {what}",
+        expected="settings such as TorchTPU's",
+        mend="mend it in a checkout of your own: --source DIR",
+        exit_code=Exit.FAULT,
+    )
 
 
 def _sets(rc: Rc, option: str) -> bool:
@@ -197,13 +232,20 @@ def _read_file(
     """Read the last file of a chain of imports."""
     *above, path = chain
     name = path.relative_to(source).as_posix() if path.is_relative_to(source) else str(path)
+    # a name may hold anything, and comes to a screen
+    name = name if name.isprintable() else ascii(name)
     if path in above:
         faults.append(f"{name} imports itself")
         return
+    if len(above) > _DEEP_MOST:
+        raise _boundless(f"files import each other more than {_DEEP_MOST} deep")
+    if len(files) >= _FILES_MOST:
+        raise _boundless(f"more than {_FILES_MOST} files are imported")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        text = read_regular(path, _FILE_MOST).decode("utf-8")
+    except (OSError, ValueError) as error:
+        known = error.strerror if isinstance(error, OSError) else ""
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else known or str(error)
         faults.append(f"{name} cannot be read: {why}")
         return
     files.append(path)
@@ -225,8 +267,16 @@ def _read_file(
             continue
         if words[0] in ("import", "try-import") and len(words) == 2:
             inner = Path(words[1].replace("%workspace%", str(source)))
-            if words[0] == "import" or inner.is_file():
+            if words[0] == "import" or _is_there(inner):
                 _read_file((*chain, inner), source, lines, files, faults)
             continue
         command, _, config = words[0].partition(":")
         lines.append(_Line(command, config, tuple(words[1:]), where))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        # a name that cannot be that of a file
+        return False

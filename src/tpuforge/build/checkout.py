@@ -7,22 +7,25 @@ like a source, and a commit that is there is not fetched again.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import hashlib
 import os
 import re
 import shlex
 import shutil
+import stat
 import tempfile
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpuforge.build import bazelrc
+from tpuforge.build.address import require_public, split
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import sha256_tree
+from tpuforge.paths import sha256_tree, user_path
 from tpuforge.pins import Upstream
-from tpuforge.process import Completed, clean_env, redact, run
+from tpuforge.process import Completed, clean_env, run
 
 TARGET = "//ci/wheel:torch_tpu_wheel"
 """The wheel's target in the source of TorchTPU."""
@@ -39,6 +42,12 @@ _SETTINGS = (
     # nothing that a repository's own configuration names is run
     *("-c", f"core.hooksPath={os.devnull}"),
     *("-c", "core.fsmonitor=false"),
+    # nor has it a say in what counts as a file of the source, or in how names are written
+    *("-c", f"core.excludesFile={os.devnull}"),
+    *("-c", f"core.attributesFile={os.devnull}"),
+    *("-c", "core.untrackedCache=false"),
+    *("-c", "core.ignoreCase=false"),
+    *("-c", "core.quotePath=true"),
     # a checkout may belong to another user, as mounted folders do
     *("-c", "safe.directory=*"),
     *("-c", "advice.detachedHead=false"),
@@ -49,6 +58,8 @@ _SETTINGS = (
 _SHOWN = 5
 # Bazel writes it into the workspace that it builds, as a record of what it resolved
 _BAZELS_OWN = "MODULE.bazel.lock"
+# what git's trees call them
+_PROGRAM, _LINK, _SUBMODULE = "100755", "120000", "160000"
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ def local(given: str, upstream: Upstream, *, allow_dirty: bool = False) -> Check
     Raises:
         ForgeError: If it is no checkout of TorchTPU, or has changes that were not allowed.
     """
-    source = Path(given).expanduser().absolute()
+    source = user_path(given)
     clone = f"git clone --branch {upstream.ref} {upstream.repository} SOURCE"
     mend = f"{clone}, then: forge build_wheel --source SOURCE"
     if not source.is_dir():
@@ -173,10 +184,10 @@ def fetch(
     """
     name = ref or upstream.ref
     address = repository or upstream.repository
-    _require_public(address)
-    if "://" not in address and Path(address).expanduser().exists():
+    require_repository(address)
+    if "://" not in address and user_path(address).exists():
         # a path would be taken relative to the new folder
-        address = str(Path(address).expanduser().absolute())
+        address = str(user_path(address))
     pinned = upstream.commit if name == upstream.ref else None
     exact = name if _COMMIT.fullmatch(name) else pinned
     if exact is not None and _holds(folder / exact, exact):
@@ -198,6 +209,19 @@ def fetch(
     return Checkout(place, commit, False, name, address, exact == commit, _time_of(place))
 
 
+def require_repository(address: str) -> None:
+    """Refuse a repository whose address holds a password.
+
+    Args:
+        address: An address or a path.
+
+    Raises:
+        ForgeError: If it does.
+    """
+    mend = "clone it yourself, then: forge build_wheel --source DIR"
+    require_public("--repository", address, mend)
+
+
 def prune(folder: Path) -> None:
     """Remove what killed fetches left.
 
@@ -206,16 +230,6 @@ def prune(folder: Path) -> None:
     """
     for left in folder.glob(".git-*"):
         shutil.rmtree(left, ignore_errors=True)
-
-
-def _require_public(address: str) -> None:
-    """Refuse an address with a password: it would stand in the process list and in our files."""
-    if redact(address) != address:
-        raise ForgeError(
-            f"--repository {redact(address)} holds credentials",
-            expected="an address without user, password and query",
-            mend="clone it yourself, then: forge build_wheel --source DIR",
-        )
 
 
 def _require_target(source: Path, mend: str) -> None:
@@ -238,11 +252,13 @@ def _git(
     check: bool = True,
     doing: str = "",
     mend: str = "",
+    protocols: str = "none",
 ) -> Completed:
+    """Run git; unless protocols are named it may reach no other repository, not even by itself."""
     return run(
         ["git", *_SETTINGS, *words],
         timeout=timeout,
-        env=environment(),
+        env=environment(protocols),
         cwd=cwd,
         check=check,
         doing=doing,
@@ -250,15 +266,23 @@ def _git(
     )
 
 
-def environment() -> dict[str, str]:
-    """Git's whole environment: no configuration of the user's, and no question to anybody."""
+def environment(protocols: str = _PROTOCOLS) -> dict[str, str]:
+    """Git's whole environment: no configuration of the user's, and no question to anybody.
+
+    Args:
+        protocols: By which it may reach other repositories.
+    """
     env = clean_env(
         GIT_CONFIG_NOSYSTEM="1",
         GIT_CONFIG_GLOBAL=os.devnull,
         GIT_TERMINAL_PROMPT="0",
         GIT_ASKPASS="",
         GIT_SSH_COMMAND="ssh -o BatchMode=yes",
-        GIT_ALLOW_PROTOCOL=_PROTOCOLS,
+        GIT_ALLOW_PROTOCOL=protocols,
+        # a partial clone would fetch what it lacks, by programs that its configuration names
+        GIT_NO_LAZY_FETCH="1",
+        # a commit is what its digits say, whatever the repository would rather show
+        GIT_NO_REPLACE_OBJECTS="1",
         GIT_OPTIONAL_LOCKS="0",
         # the message that tells an unknown ref from an unreachable host is read
         LC_ALL="C",
@@ -285,7 +309,9 @@ def _holds(folder: Path, commit: str) -> bool:
     """Whether a fetched folder is a checkout of a commit; what Bazel changed is put right."""
     if _commit_of(folder) != commit:
         return False
-    if _changes(folder) == (f" M {_BAZELS_OWN}",):
+    # a checkout runs filters, so one that has learned any is fetched again
+    filters = _git(["config", "--get-regexp", r"^filter\."], cwd=folder, check=False)
+    if filters.code == 1 and _changes(folder) == (f" M {_BAZELS_OWN}",):
         _git(["checkout", "-q", "HEAD", "--", _BAZELS_OWN], cwd=folder)
     return not _changes(folder)
 
@@ -298,26 +324,114 @@ def _digest_of(folder: Path) -> str:
 
 
 def _time_of(folder: Path) -> int:
-    return int(_git(["show", "-s", "--format=%ct", "HEAD"], cwd=folder).output.strip())
+    """When the HEAD was committed; read off the commit itself, since "show" may run gpg."""
+    header = _git(["cat-file", "commit", "HEAD"], cwd=folder).output.partition("\n\n")[0]
+    found = re.search(r"^committer .* (\d+) [+-]\d{4}$", header, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _changes(folder: Path) -> tuple[str, ...]:
-    """What differs from the commit, and imported settings of Bazel that are no part of it."""
-    done = _git(
-        ["status", "--porcelain=v1", "-z", "--untracked-files=normal", "--ignore-submodules=none"],
-        cwd=folder,
-        doing=f"asking git what was changed in {folder}",
-    )
-    changed = [
-        entry for entry in done.output.split("\0") if entry.strip() and entry != f"?? {_BAZELS_OWN}"
-    ]
-    known = set(_git(["ls-files", "-z"], cwd=folder).output.split("\0"))
+    """What differs from the commit, and imported settings of Bazel that are no part of it.
+
+    The bytes of the files are compared, here and not by git: "git status" believes its index, which
+    can be told to look away, and runs the filters that the checkout's own configuration names.
+    """
+    doing = f"asking git what was changed in {folder}"
+    listed = _git(["ls-tree", "-r", "--full-tree", "HEAD"], cwd=folder, doing=doing).output
+    tree: dict[str, tuple[str, str]] = {}
+    for line in listed.splitlines():
+        mode, _, rest = line.partition(" ")
+        digest, _, name = rest.partition(" ")[2].partition("\t")
+        tree[_unquoted(name)] = (mode, digest)
+    changed = _differences(folder, tree)
+    asked = ["--work-tree=.", "ls-files"]
+    staged = _git([*asked, "--cached"], cwd=folder, doing=doing).output.splitlines()
+    changed += [f"A  {name}" for name in map(_unquoted, staged) if name not in tree]
+    # what .git/info/exclude hides is a file of the source all the same
+    others = ["--others", "--directory", "--no-empty-directory", "--exclude-per-directory"]
+    new = _git([*asked, *others, ".gitignore"], cwd=folder, doing=doing).output.splitlines()
+    untracked = [name for name in map(_unquoted, new) if name not in (*tree, _BAZELS_OWN)]
+    changed += [f"?? {name}" for name in untracked]
     for path in bazelrc.read(folder).files:
         inside = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
         # such a file is often ignored by git, and changes the build all the same
-        if inside not in known and f"?? {inside}" not in changed:
+        if inside not in tree and inside not in untracked:
             changed.append(f"!! {inside}")
     return tuple(changed)
+
+
+def _unquoted(name: str) -> str:
+    """A name as git prints it; one with unusual characters is in quotes, as in C."""
+    try:
+        return os.fsdecode(ast.literal_eval(f"b{name}")) if name.startswith('"') else name
+    except (SyntaxError, ValueError):
+        # it held what looks like a password, and was redacted: no such file will be found
+        return name
+
+
+def _differences(folder: Path, tree: Mapping[str, tuple[str, str]]) -> list[str]:
+    """The files of a commit that are others in a folder, or not there."""
+    changed: list[str] = []
+    parents = {parent for name in tree for parent in Path(name).parents}
+    links = {parent for parent in parents if (folder / parent).is_symlink()} - {Path()}
+    for name, (mode, digest) in tree.items():
+        path = folder / name
+        try:
+            found = path.lstat().st_mode
+        except OSError:
+            found = 0
+        if not found or not links.isdisjoint(Path(name).parents):
+            changed.append(f" D {name}")
+        elif mode == _SUBMODULE:
+            changed += _changes_of_submodule(path, name, digest)
+        elif mode == _LINK:
+            same = stat.S_ISLNK(found) and _blob(os.fsencode(path.readlink())) == digest
+            changed += [] if same else [f" M {name}"]
+        elif (
+            not stat.S_ISREG(found)
+            or (mode == _PROGRAM) != bool(found & stat.S_IXUSR)
+            or not _is_content(folder, name, path.read_bytes(), digest)
+        ):
+            changed.append(f" M {name}")
+    return changed
+
+
+def _blob(content: bytes) -> str:
+    """The name that git gives to the content of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _is_content(folder: Path, name: str, content: bytes, digest: str) -> bool:
+    """Whether a file is what a commit holds, or what that stands for."""
+    if _blob(content) == digest:
+        return True
+    # git-lfs keeps large files elsewhere, and a note with their SHA-256 in the commit
+    sha256 = hashlib.sha256(content).hexdigest()
+    note = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {len(content)}\n"
+    if _blob(note.encode()) == digest:
+        return True
+    # the commit's own .gitattributes may ask for the line ends of another system
+    if _blob(content.replace(b"\r\n", b"\n")) != digest or _own_attributes(folder):
+        return False
+    asked = _git(["check-attr", "eol", "--", name], cwd=folder)
+    return asked.output.endswith(": eol: crlf")
+
+
+def _own_attributes(folder: Path) -> bool:
+    """Whether a checkout has attributes that stand in no commit."""
+    said = _git(["rev-parse", "--git-path", "info/attributes"], cwd=folder).output.strip()
+    return (folder / said).exists()
+
+
+def _changes_of_submodule(path: Path, name: str, digest: str) -> list[str]:
+    """What differs in a submodule; one that was never fetched is an empty folder."""
+    if not path.is_dir() or path.is_symlink():
+        return [f" M {name}"]
+    if not any(path.iterdir()):
+        return []
+    if _commit_of(path) != digest or _changes(path):
+        return [f" M {name}"]
+    return []
 
 
 def _resolve(address: str, name: str) -> tuple[str, str]:
@@ -325,6 +439,7 @@ def _resolve(address: str, name: str) -> tuple[str, str]:
     done = _git(
         ["ls-remote", "--tags", "--heads", "--", address],
         check=False,
+        protocols=_PROTOCOLS,
         doing=f"asking {address} for its refs",
     )
     if done.code != 0:
@@ -364,6 +479,7 @@ def _clone(address: str, full_name: str, commit: str, place: Path) -> None:
             cwd=new,
             timeout=FETCH_LIMIT_S,
             check=False,
+            protocols=_PROTOCOLS,
             doing=f"fetching {full_name} from {address}",
             mend="run the same command again, or clone it yourself and give --source DIR",
         )
@@ -400,12 +516,11 @@ def host_of(address: str) -> tuple[str, int] | None:
         address: A URL, ``user@host:path``, or a path.
     """
     ports: Mapping[str, int] = {"https": 443, "http": 80, "git": 9418, "ssh": 22}
-    try:
-        parts = urllib.parse.urlsplit(address)
-        if parts.scheme in ports and parts.hostname:
-            return parts.hostname, parts.port or ports[parts.scheme]
-    except ValueError:
-        # a port that is no number: git will say so
-        return None
+    if "://" in address:
+        parts = split(address)
+        if parts is None or parts.hostname is None or parts.scheme not in ports:
+            # git will say what is wrong
+            return None
+        return parts.hostname, parts.port or ports[parts.scheme]
     remote = re.fullmatch(r"(?:[\w.-]+@)?([\w.-]+):(?!/).*", address)
     return (remote[1], 22) if remote else None

@@ -119,6 +119,14 @@ def find_builder(progress: Progress) -> Builder:
     return _builder()
 
 
+def known() -> Builder | None:
+    """The builder image, if an engine has it already; nothing is baked."""
+    try:
+        return _builder()
+    except ForgeError:
+        return None
+
+
 def _builder() -> Builder:
     """The builder as the records of engine and image tell it."""
     engine = read_json(out_dir() / "engine" / "engine.json")

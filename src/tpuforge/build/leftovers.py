@@ -77,7 +77,9 @@ def end_all(work: Path) -> None:
             time.sleep(0.02)
     # Bazel's log of itself begins with its whole environment, the password of a proxy included
     for log in root.glob("*/java.log*"):
-        log.unlink(missing_ok=True)
+        # only where a server of Bazel was: the folder may have been somebody's before
+        if (log.parent / "server").is_dir():
+            log.unlink(missing_ok=True)
 
 
 def servers(work: Path) -> list[int]:

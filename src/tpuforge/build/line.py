@@ -12,17 +12,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpuforge.build import container
+from tpuforge.build.address import require_public, shown, split
 from tpuforge.build.bazelisk import Tool, end_server
 from tpuforge.build.checkout import TARGET
 from tpuforge.build.leftovers import MAX_IDLE_S, guarded
 from tpuforge.errors import ForgeError
-from tpuforge.process import redact
+from tpuforge.paths import home, user_path
 
 # the port of a remote service whose address names none
 _PORTS = {"https": 443, "http": 80, "grpcs": 443, "grpc": 80}
@@ -189,26 +189,30 @@ def parse_remote(text: str, instance: str = "", credentials: str | None = None) 
                 mend="leave them out",
             )
         return Remote(kind)
-    if host_of(url) is None or urllib.parse.urlsplit(url).scheme not in _SCHEMES.get(kind, ()):
+    parts = split(url)
+    if parts is None or parts.scheme not in _SCHEMES.get(kind, ()):
         raise ForgeError(
-            f"--remote {redact(text)} is not understood",
+            f"--remote {shown(text)} is not understood",
             expected="none, cache=URL (http, https, grpc or grpcs), executor=URL (grpc or grpcs) or"
             " public-cache",
             mend="forge build_wheel --help",
         )
-    if redact(url) != url:
-        raise ForgeError(
-            f"--remote {kind}={redact(url)} holds credentials",
-            expected="an address alone: it stands in the process list and in the log",
-            mend="put user and password into ~/.netrc, which is handed to Bazel",
-        )
+    require_public(
+        f"--remote {kind}", url, "put user and password into ~/.netrc, which is handed to Bazel"
+    )
     file = None
     if credentials == "google":
         given = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-        file = Path(given) if given else Path.home() / _GCLOUD
+        if given is None and home() is None:
+            raise ForgeError(
+                "--credentials google: this user has no home folder",
+                expected="the file that gcloud leaves there",
+                mend="name it: --credentials FILE",
+            )
+        file = user_path(given or Path(home() or "/", _GCLOUD))
     elif credentials is not None:
-        file = Path(credentials).expanduser()
-    return Remote(kind, url, instance, file.absolute() if file else None)
+        file = user_path(credentials)
+    return Remote(kind, url, instance, file)
 
 
 def host_of(url: str) -> tuple[str, int] | None:
@@ -220,14 +224,10 @@ def host_of(url: str) -> tuple[str, int] | None:
     Returns:
         None for what is no such address.
     """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        if parts.hostname is None or parts.scheme not in _PORTS:
-            return None
-        return parts.hostname, parts.port or _PORTS[parts.scheme]
-    except ValueError:
-        # a port that is no number, or half an IPv6 address
+    parts = split(url)
+    if parts is None or parts.hostname is None or parts.scheme not in _PORTS:
         return None
+    return parts.hostname, parts.port or _PORTS[parts.scheme]
 
 
 class Host:

@@ -6,6 +6,7 @@ stops it; less than upstream's own machines have is said, and the build goes on.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpuforge.console import size
+from tpuforge.paths import read_regular
 from tpuforge.pins import Machine
 
 NETWORK_LIMIT_S = 1.2
@@ -26,6 +28,10 @@ NETWORK_LIMIT_S = 1.2
 _DISK_FLOOR_GB = 1
 _GB = 10**9
 _HOSTS_SHOWN = 4
+# bounds for files that a stranger wrote
+_FILES_MOST = 200
+_FILE_MOST = 1 << 20
+_HOSTS_MOST = 64
 _URL_HOST = re.compile(r"https://([\w.-]+)")
 # files in which a Bazel workspace names what it downloads
 _WORKSPACE_FILES = ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel", "*/*.bzl")
@@ -116,15 +122,15 @@ def hosts_of(source: Path) -> dict[tuple[str, int], str]:
     """
     found: dict[tuple[str, int], str] = {}
     for pattern in _WORKSPACE_FILES:
-        for path in sorted(source.glob(pattern)):
+        for path in sorted(itertools.islice(source.glob(pattern), _FILES_MOST)):
             try:
-                lines = path.read_text(encoding="utf-8").splitlines()
+                lines = read_regular(path, _FILE_MOST).decode("utf-8").splitlines()
             except (OSError, UnicodeDecodeError):
                 continue
             for line in lines:
                 for host in _URL_HOST.findall(line.partition("# ")[0]):
                     found.setdefault((host, 443), path.relative_to(source).as_posix())
-    return found
+    return dict(itertools.islice(found.items(), _HOSTS_MOST))
 
 
 def _disk(needs: Needs) -> Figure:
@@ -275,8 +281,9 @@ def _unreachable(hosts: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]
         try:
             # the name server is asked in here as well, and may be slow
             socket.create_connection(_door(host), timeout=NETWORK_LIMIT_S).close()
-        except OSError as error:
-            why = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:
+            # the latter where it cannot be the name of a host
+            why = getattr(error, "strerror", "") or str(error)
         with lock:
             if why:
                 failed[host] = why

@@ -34,6 +34,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from tpuforge import pins as pins_module
 from tpuforge.build import bazelrc, checkout, container, preflight, statement
+from tpuforge.build.address import require_public, shown, split
 from tpuforge.build.audit import findings_text, remembered
 from tpuforge.build.bazelisk import (
     Bazel,
@@ -51,7 +52,17 @@ from tpuforge.build.line import Container, Host, Plan, command, host_of, parse_r
 from tpuforge.build.normalise import differences, normalise
 from tpuforge.console import Progress, duration, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import exclusive, out_dir, read_json, sha256_file, write_atomic, write_json
+from tpuforge.paths import (
+    ROOT,
+    exclusive,
+    home,
+    out_dir,
+    read_json,
+    sha256_file,
+    user_path,
+    write_atomic,
+    write_json,
+)
 from tpuforge.pins import Pins, Upstream
 from tpuforge.process import Completed, run
 from tpuforge.verb import Outcome, parser, run_verb
@@ -61,6 +72,9 @@ VERB = "build_wheel"
 _BAZEL_LIMIT_S = 900.0
 _TIME_OF_COMMIT = ".devYYYYMMDDHHMMSS"
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
+_HOURS_MOST = 8760
+# what the root of a new disk has
+_KNOWN = ("lost+found",)
 _SUFFIX = re.compile(r"\.(?:dev|post)(?:0|[1-9]\d*)")
 
 
@@ -118,7 +132,11 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
     """
     pins = pins_module.load()
     pythons = _pythons(options.python, pins)
-    work = Path(options.cache).expanduser().absolute() if options.cache else out_dir() / "bazel"
+    work = _work(options)
+    if options.repository is not None:
+        checkout.require_repository(options.repository)
+    if options.bazel_url is not None:
+        _require_bazel_url(options.bazel_url)
     plan = Plan(
         work=work,
         remote=parse_remote(options.remote, options.instance, options.credentials),
@@ -126,14 +144,8 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
         keep_going=options.keep_going,
         limit_s=options.limit_hours * 3600,
         configs=tuple(options.config),
-        system_rc=options.bazel is not None and Path(options.bazel).expanduser().is_file(),
+        system_rc=options.bazel is not None and user_path(options.bazel).is_file(),
     )
-    if " " in str(plan.work):
-        raise ForgeError(
-            f"Bazel cannot work in {plan.work}: there is a space in it",
-            expected="a folder for its caches without one",
-            mend="name another: --cache DIR",
-        )
     this = _Run(options, pins, plan, _where(options.where), progress)
     if options.dry_run:
         return _dry_run(this, pythons)
@@ -163,6 +175,54 @@ def build(options: argparse.Namespace, progress: Progress) -> Outcome:
             )
         settled = _Settled(this, source, place, bazel, suffix)
         return _outcome(settled, *_all(settled, pythons))
+
+
+def _work(options: argparse.Namespace) -> Path:
+    """The folder for everything that Bazel keeps, if it may be one."""
+    work = user_path(options.cache) if options.cache is not None else out_dir() / "bazel"
+    mend = "name another: --cache DIR"
+    if " " in str(work):
+        raise ForgeError(
+            f"Bazel cannot work in {work}: there is a space in it",
+            expected="a folder for its caches without one",
+            mend=mend,
+        )
+    real = work.resolve()
+    if any(place and place.resolve().is_relative_to(real) for place in (ROOT, out_dir(), home())):
+        raise ForgeError(
+            f"{work} holds more than caches",
+            expected="a folder of its own: what a killed build left in it is removed",
+            mend=mend,
+        )
+    if options.source is not None and real.is_relative_to(user_path(options.source).resolve()):
+        raise ForgeError(
+            f"{work} is in the source",
+            expected="a folder outside of it: the source stays as it is",
+            mend=mend,
+        )
+    if options.cache is not None and work.is_dir() and not (work / LOCK).exists():
+        strange = sorted(path.name for path in work.iterdir() if path.name not in _KNOWN)
+        if strange:
+            raise ForgeError(
+                f"{work} holds {', '.join(strange[:3])}, and no build has used it before",
+                expected="a new or empty folder, or the one of an earlier build",
+                mend=mend,
+            )
+    return work
+
+
+def _require_bazel_url(url: str) -> None:
+    """Refuse an address that Bazelisk cannot download from, or that holds a password."""
+    require_public(
+        "--bazel-url", url, "use a server that asks for none, or a Bazel of your own: --bazel PATH"
+    )
+    parts = split(url)
+    if parts is None or parts.scheme not in ("http", "https"):
+        raise ForgeError(
+            f"--bazel-url {shown(url)} is not understood",
+            expected="an http or https address with a folder for each version of Bazel",
+            mend="forge build_wheel --help",
+        )
 
 
 def _pythons(given: Sequence[str] | None, pins: Pins) -> list[str]:
@@ -304,8 +364,10 @@ def _environment(this: _Run, wanted: str) -> dict[str, str]:
     if wanted in this.pins.bazel:
         # Bazelisk compares it when it downloads
         env["BAZELISK_VERIFY_SHA256"] = this.pins.bazel[wanted]
-    netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    if this.plan.remote.kind in ("cache", "executor") and netrc.is_file():
+    own = home()
+    named = os.environ.get("NETRC") or (own / ".netrc" if own else "")
+    netrc = Path(named)
+    if named and this.plan.remote.kind in ("cache", "executor") and netrc.is_file():
         env["NETRC"] = str(netrc)
     return env
 
@@ -341,8 +403,14 @@ def _dry_run(this: _Run, pythons: Sequence[str]) -> Outcome:
         suffix = options.suffix or (_TIME_OF_COMMIT if options.dev else "")
         wanted = options.bazel or ""
     path = source.path if source else this.plan.work / "sources" / this.ref
-    tool = Tool(Path(options.bazelisk or "bazelisk"), "named", "")
-    place = Host(this.plan, path, _environment(this, wanted), tool)
+    env = _environment(this, wanted)
+    builder = container.known() if this.where == "container" else None
+    if builder is not None:
+        place: Host = Container(this.plan, path, env, builder, this.pins.bazelisk.sha256)
+    else:
+        named = Path("bazelisk") if options.bazelisk is None else user_path(options.bazelisk)
+        place = Host(this.plan, path, env, Tool(named, "named", ""))
+    tool = place.tool
     lines = [place.shown(command(this.plan, str(tool.path), one, suffix)) for one in pythons]
     figures = preflight.measure(_needs(this, source.path if source else None))
     described = source.described if source else f"{this.ref}, not fetched yet"
@@ -362,7 +430,9 @@ def _dry_run(this: _Run, pythons: Sequence[str]) -> Outcome:
                 *(figure.line for figure in figures),
                 f"source: {described}",
                 f"where: {this.where}"
-                + (", with the same line in it" if this.where == "container" else ""),
+                + (
+                    "" if place.name == this.where else ", with this line in an image still to bake"
+                ),
             ]
         ),
     )
@@ -682,6 +752,17 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    # what is not a number is never within limits
+    if not 0 < hours <= _HOURS_MOST:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0 and up to {_HOURS_MOST}")
+    return hours
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb.
 
@@ -751,7 +832,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--bazel-url", metavar="URL", help="where Bazelisk gets Bazel instead of its own default"
     )
     arguments.add_argument(
-        "--limit-hours", type=float, default=12.0, metavar="N", help="end a build after N hours"
+        "--limit-hours", type=_hours, default=12.0, metavar="N", help="end a build after N hours"
     )
     arguments.add_argument(
         "--dry-run", action="store_true", help="print the figures and the lines, run nothing"
