@@ -357,3 +357,49 @@ def test_the_key_follows_the_bytes(checkout: Path, tmp_path: Path) -> None:
     assert context.read_inputs(given(first), PINS).key("b") != keys[0]
     other = wheel(tmp_path / "2", commit="b" * 40)
     assert context.read_inputs(given(other), PINS).key("b") != keys[0]
+
+
+def _spoil(path: Path, how: str) -> None:
+    """Damage the metadata of a wheel."""
+    methods = {"bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
+    with zipfile.ZipFile(path) as archive:
+        entries = [(one.filename, archive.read(one)) for one in archive.infolist()]
+    with zipfile.ZipFile(path, "w", methods.get(how, zipfile.ZIP_DEFLATED)) as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+    data = bytearray(path.read_bytes())
+    directory = data.index(b"PK\1\2")
+    if how == "encrypted":
+        data[6] |= 1
+        data[directory + 8] |= 1
+    elif how == "method":
+        data[8] = data[directory + 10] = 97
+    else:
+        start = 30 + len(entries[0][0])
+        data[start : start + 60] = b"\xff" * 60
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["deflate", "bzip2", "lzma", "encrypted", "method"])
+def test_a_wheel_whose_metadata_cannot_be_unpacked(tmp_path: Path, how: str) -> None:
+    path = wheel(tmp_path)
+    _spoil(path, how)
+    with pytest.raises(ForgeError, match="not a zip archive that can be read") as caught:
+        read(path)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.timeout(20)
+def test_a_wheel_that_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"torch_tpu-0.3.0-{TAGS}.whl"
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ForgeError, match="cannot be read: not a regular file"):
+        read(tmp_path / name)
+    (tmp_path / "folder" / name).mkdir(parents=True)
+    with pytest.raises(ForgeError, match="cannot be read: not a regular file"):
+        read(tmp_path / "folder" / name)
+    with pytest.raises(ForgeError, match="no home folder of that name"):
+        read(Path("~nobody-of-that-name") / name)
+    monkeypatch.setattr(overlay, "_TEXT_MOST", 10)
+    with pytest.raises(ForgeError, match="METADATA has more than 10 bytes"):
+        read(wheel(tmp_path / "large"))

@@ -585,3 +585,86 @@ def test_a_record_that_is_no_table(tmp_path: Path) -> None:
 def test_the_page_tells_of_every_rule() -> None:
     page = (ROOT / "docs" / "audit_wheel.md").read_text(encoding="utf-8")
     assert [one.id for one in RULES if f"| `{one.id}` |" not in page] == []
+
+
+def _zip(folder: Path, entries: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "x-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return path
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"/execroot/" * 1_000_000,
+        b"/execroot/same " * 300_000,
+        (b"/" + b"a-opt" * 49 + b"/bin/") * 30_000,
+        b"\x003." * 1_000_000,
+    ],
+    ids=["run", "same", "bin", "python"],
+)
+def test_traces_without_an_end(data: bytes, tmp_path: Path) -> None:
+    report = audit.audit(_zip(tmp_path, {"a/b.so": data}), torch=None)
+    assert not report.ok
+    named = any(one.rule == "paths" and "/execroot/" in one.what for one in report.findings)
+    assert named == (b"/execroot/" in data)
+
+
+def test_five_paths_are_enough_and_all_are_different(tmp_path: Path) -> None:
+    data = b"".join(b"/execroot/%d " % (number // 2) for number in range(100))
+    found = contents.read(_zip(tmp_path, {"a": data}), tmp_path).members["a"].build_paths
+    assert found == {f"/execroot/{number}" for number in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "said"),
+    [
+        ("_MEMBERS_MOST", 2, "it has 3 files, more than 2"),
+        ("_KEPT_ALL", 1000, "its metadata and Python files have over"),
+        ("_SUSPECT", 1000, "it claims to unpack to"),
+    ],
+)
+def test_a_wheel_without_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, said: str
+) -> None:
+    path = _zip(tmp_path, {f"a/{number}.py": bytes(200_000) for number in range(3)})
+    assert contents.read(path, tmp_path).faults == []
+    monkeypatch.setattr(contents, bound, value)
+    assert said in contents.read(path, tmp_path).faults[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ".".join(map(str, range(3000))) + "-none-" + ".".join(map(str, range(3000))),
+        "\nTag: ".join(f"py{number}-none-any" for number in range(3000)),
+    ],
+    ids=["product", "lines"],
+)
+def test_tags_without_an_end(tmp_path: Path, line: str) -> None:
+    made = torch_tpu_wheel()
+    made.files[WHEEL] += f"Tag: {line}\n".encode()
+    found = [one for one in judge(made, tmp_path).findings if one.rule == "tags"]
+    assert [one.what for one in found] == ["WHEEL has more than 1000 tags"]
+
+
+def test_a_wheel_that_is_all_faults(tmp_path: Path) -> None:
+    made = torch_tpu_wheel()
+    made.record = [*made.record_lines(), *("x" * 5000 for _ in range(500))]
+    found = [one for one in judge(made, tmp_path).findings if one.rule == "record"]
+    assert len(found) == 200
+    assert max(len(one.what) for one in found) < 1100
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_member_is_a_fault_of_the_wheel(tmp_path: Path, method: int) -> None:
+    path = _zip(tmp_path, {"a": random.Random(1).randbytes(3000)}, method)
+    data = bytearray(path.read_bytes())
+    data[40:80] = b"\xff" * 40
+    path.write_bytes(data)
+    report = audit.audit(path, torch=None)
+    assert any("the archive cannot be read" in one.what for one in report.findings)

@@ -86,3 +86,65 @@ def test_random_damage_is_read_or_refused_and_nothing_else() -> None:
         except elf.DamagedElfError:
             refused += 1
     assert refused > 20
+
+
+def _header(sections: int, offset: int) -> bytes:
+    return (
+        b"\x7fELF\2\1\1"
+        + bytes(9)
+        + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, offset, 0, 64, 56, 0, 64, sections, 1)
+    )
+
+
+def _section(
+    name: int, kind: int, offset: int, size: int, *, link: int = 0, each: int = 0
+) -> bytes:
+    return struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, size, link, 0, 1, each)
+
+
+def _one_long_name_for_all() -> bytes:
+    names = b"\0" + b"n" * 200_000 + b"\0"
+    table = _section(0, 0, 0, 0) + _section(1, 3, 64, len(names)) * 20_000
+    return _header(20_001, 64 + len(names)) + names + table
+
+
+def _needs(count: int, length: int) -> bytes:
+    """A library that needs one of a long name, again and again."""
+    strings = b"\0" + b"l" * length + b"\0"
+    dynamic = struct.pack("<qQ", 1, 1) * count
+    names = b"\0.dynamic\0.dynstr\0.shstrtab\0"
+    at = [64, 64 + len(names), 64 + len(names) + len(strings)]
+    end = at[2] + len(dynamic)
+    table = _section(0, 0, 0, 0) + _section(19, 3, at[0], len(names))
+    table += _section(1, 6, at[2], len(dynamic), link=3, each=16) + _section(
+        10, 3, at[1], len(strings)
+    )
+    return _header(4, end) + names + strings + dynamic + table
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (_one_long_name_for_all(), "more reading than any real"),
+        (_needs(20_000, 100_000), "more reading than any real"),
+        (_needs(1, 5000), "no system could have"),
+    ],
+    ids=["sections", "needed", "name"],
+)
+def test_names_without_an_end(data: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the same bound in a tenth of the time
+    monkeypatch.setattr(elf, "_READS_MOST", 100_000)
+    with pytest.raises(elf.DamagedElfError, match=said):
+        read(data)
+
+
+def test_the_files_of_a_wheel_share_one_bound() -> None:
+    data, meter = make_elf(needed=("libc.so.6",)), elf.Meter()
+    elf.read(io.BytesIO(data), len(data), meter=meter)
+    spent = elf.Meter().reads - meter.reads
+    assert 0 < spent < 1000
+    meter.reads = spent
+    elf.read(io.BytesIO(data), len(data), meter=meter)
+    with pytest.raises(elf.DamagedElfError):
+        elf.read(io.BytesIO(data), len(data), meter=meter)

@@ -37,6 +37,9 @@ SCHEMA = "tpuforge.audit/1"
 PACKAGES = (TORCH_TPU, LIBTPU)
 """The packages whose wheels are audited when they are fetched."""
 
+# of what each rule finds: a wheel may be made of faults alone
+_FINDINGS_MOST = 200
+_TEXT_MOST = 1000
 _LOAD_LIMIT_S = 120.0
 # The head of PJRT_Api is the same in every version of pjrt_c_api.h: two sizes and pointers, the
 # same for the version, then its two numbers.
@@ -241,7 +244,13 @@ def audit(
             rule_id: str = rule.id,
             found: list[Finding] = found,
         ) -> None:
-            found.append(Finding(rule_id, severity, what, expected, remedy))
+            if len(found) < _FINDINGS_MOST:
+                found.append(
+                    Finding(rule_id, severity, _short(what), _short(expected), _short(remedy))
+                )
+            elif severity is Severity.ERROR:
+                # a thousand warnings must not hide an error
+                found[-1] = Finding(rule_id, severity, _short(what), _short(expected), remedy)
 
         try:
             detail = rule.judge(subject, fault)
@@ -265,6 +274,11 @@ def audit(
         rulings=tuple(rulings),
         findings=tuple(sorted(findings, key=_rank)),
     )
+
+
+def _short(text: str) -> str:
+    """A text that a wheel may have filled at will."""
+    return text if len(text) <= _TEXT_MOST else f"{text[:_TEXT_MOST]}…"
 
 
 def _rank(finding: Finding) -> int:
@@ -308,7 +322,8 @@ def _rules_digest() -> str:
     """A digest of the rules and readers: remembered audits end when one of them changes."""
     here = Path(__file__)
     parts = ("findings", "rules", "contents", "elf")
-    return sha256_text(*(sha256_file(here.with_stem(part)) for part in (*parts, here.stem)))
+    files = [here.parents[1] / "archives.py", *map(here.with_stem, (*parts, here.stem))]
+    return sha256_text(*map(sha256_file, files))
 
 
 def remembered(

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
 import stat
-import struct
 import tempfile
 import zipfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from tpuforge.archives import BAD_ARCHIVE, is_damage
 from tpuforge.build import elf
 from tpuforge.console import size
 
@@ -27,10 +27,20 @@ _KEPT = 4 << 20
 """Bytes up to which the text files that rules read are kept in memory."""
 _LARGEST = 16 << 30
 """Bytes that a wheel may claim to unpack to; torch with all of CUDA has 5 GB."""
-_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, struct.error)
-"""What :mod:`zipfile` raises on bytes that are no archive, or on a method that it does not know."""
+_SUSPECT, _RATIO_MOST = 1 << 30, 100
+"""From this size on, by how much a wheel may have been compressed; libraries shrink to a third."""
+_MEMBERS_MOST = 30_000
+"""Files that a wheel may have; the CPU build of torch has 12,248."""
+_KEPT_ALL = 256 << 20
+"""Bytes up to which the text files of a whole wheel are kept."""
 _LOOK = 256
 """Bytes before and after a finding that are looked at."""
+_NOTED = 5
+"""Paths of the building machine that are kept of each file."""
+_NOTES = 2000
+"""Paths that are looked at in each file: the same one may stand there a thousand times."""
+_LOOKS = 100_000
+"""Traces that are looked at in each file; one of nothing else would take hours."""
 
 # Where compilers run: homes, and the folders of Bazel. The homes count at the start of a path
 # only, since "google/internal/home/foyer" is the name of a package.
@@ -112,7 +122,11 @@ def read(path: Path, work: Path, advance: Callable[[int], None] = lambda _: None
     try:
         with zipfile.ZipFile(path) as archive:
             _read_all(archive, contents, work, advance)
-    except _BAD_ARCHIVE as error:
+    except BAD_ARCHIVE as error:
+        contents.faults.append(f"the archive cannot be read: {error}")
+    except OSError as error:
+        if not is_damage(error):
+            raise
         contents.faults.append(f"the archive cannot be read: {error}")
     return contents
 
@@ -121,9 +135,17 @@ def _read_all(
     archive: zipfile.ZipFile, contents: Contents, work: Path, advance: Callable[[int], None]
 ) -> None:
     claimed = sum(info.file_size for info in archive.infolist())
-    if claimed > _LARGEST:
-        contents.faults.append(f"it claims to unpack to {size(claimed)}")
+    if claimed > _LARGEST or claimed > max(_SUSPECT, _RATIO_MOST * contents.length):
+        contents.faults.append(
+            f"with {size(contents.length)} it claims to unpack to {size(claimed)}"
+        )
         return
+    if len(archive.infolist()) > _MEMBERS_MOST:
+        contents.faults.append(
+            f"it has {len(archive.infolist()):,} files, more than {_MEMBERS_MOST:,}"
+        )
+        return
+    meter, kept = elf.Meter(), 0
     for info in archive.infolist():
         fault = _bad_entry(info, contents)
         if fault:
@@ -132,7 +154,10 @@ def _read_all(
             member = Member(info.filename)
             with archive.open(info) as source:
                 contents.members[info.filename] = member
-                _read_one(source, member, contents, work, advance)
+                kept += _read_one(source, member, contents, work, advance, meter=meter)
+            if kept > _KEPT_ALL:
+                contents.faults.append(f"its metadata and Python files have over {size(kept)}")
+                return
 
 
 def _bad_entry(info: zipfile.ZipInfo, contents: Contents) -> str:
@@ -163,13 +188,16 @@ def _read_one(
     contents: Contents,
     work: Path,
     advance: Callable[[int], None],
-) -> None:
+    *,
+    meter: elf.Meter,
+) -> int:
+    """Read one file; how many of its bytes are kept."""
     digest = hashlib.sha256()
     search = _Search(extension=not PurePosixPath(member.name).name.startswith("lib"))
     kept = bytearray()
     head = source.read(_CHUNK)
     is_elf = head.startswith(elf.MAGIC)
-    with tempfile.TemporaryFile(dir=work) as copy:
+    with tempfile.TemporaryFile(dir=work) if is_elf else io.BytesIO() as copy:
         chunk = head
         while chunk:
             digest.update(chunk)
@@ -184,7 +212,7 @@ def _read_one(
         search.end()
         if is_elf:
             try:
-                member.elf = elf.read(copy, member.length, _asked(member.name))
+                member.elf = elf.read(copy, member.length, _asked(member.name), meter)
             except elf.DamagedElfError as error:
                 member.damage = str(error)
         elif _is_read(member.name) and member.length <= _KEPT:
@@ -193,6 +221,7 @@ def _read_one(
     member.build_paths = frozenset(search.build_paths)
     member.modes = frozenset(search.modes)
     member.pythons = frozenset(search.pythons) if search.compares else frozenset()
+    return len(contents.kept.get(member.name, b""))
 
 
 def _is_read(name: str) -> bool:
@@ -230,6 +259,8 @@ class _Search:
         self.modes: set[str] = set()
         self.pythons: set[str] = set()
         self.compares = False
+        self._noted = 0
+        self._looked = 0
         self._rest = b""
         self._seen = 0  # bytes at the start of the rest that were searched before
 
@@ -251,11 +282,19 @@ class _Search:
 
     def _search(self, data: bytes, start: int, stop: int) -> None:
         for word in _HOMES + _BAZEL:
+            if len(self.build_paths) >= _NOTED or self._noted >= _NOTES:
+                break
+            end = start
             for place in _places(data, word, start, stop):
                 inside = place > 0 and _IN_PATH.match(data, place - 1)
-                if word in _BAZEL or not inside:
-                    self._note(data, place)
+                if place >= end and (word in _BAZEL or not inside):
+                    end = self._note(data, place)
+                    if len(self.build_paths) >= _NOTED or self._noted >= _NOTES:
+                        break
         for place in _places(data, b"/bin/", start, stop):
+            self._looked += 1
+            if self._looked > _LOOKS:
+                break
             found = _OUTPUT.search(data[max(0, place - _LOOK) : place])
             if found:
                 self.modes.add(found[1].decode())
@@ -264,25 +303,29 @@ class _Search:
         if not self.compares:
             self.compares = data.find(_COMPARES, start, stop + len(_COMPARES)) >= 0
         for place in _places(data, b"\x003.", start, stop):
+            self._looked += 1
+            if self._looked > _LOOKS:
+                break
             version = _PYTHON.match(data, place)
             if version:
                 self.pythons.add(version[1].decode())
 
-    def _note(self, data: bytes, place: int) -> None:
-        """Keep a path with what stands before it; a handful per file is enough."""
+    def _note(self, data: bytes, place: int) -> int:
+        """Keep a path with what stands before it, and tell where it ends."""
+        self._noted += 1
         first = place
         while first > max(0, place - _LOOK) and _IN_PATH.match(data, first - 1):
             first -= 1
-        path = _PATH_END.match(data, place)
-        if len(self.build_paths) < 5 and path:
-            self.build_paths.add(data[first : path.end()].decode("ascii", "replace"))
+        path = _PATH_END.match(data, place, place + _LOOK)
+        if path is None:
+            return place
+        self.build_paths.add(data[first : path.end()].decode("ascii", "replace"))
+        return path.end()
 
 
-def _places(data: bytes, word: bytes, start: int, stop: int) -> list[int]:
+def _places(data: bytes, word: bytes, start: int, stop: int) -> Iterator[int]:
     """Where a word begins between two positions."""
-    places = []
     place = data.find(word, start)
     while 0 <= place < stop:
-        places.append(place)
+        yield place
         place = data.find(word, place + 1)
-    return places

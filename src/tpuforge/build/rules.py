@@ -94,6 +94,7 @@ _SYMBOL = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_(.+)")
 _NUMBER = re.compile(r"\d+(\.\d+)*")
 _CPYTHON = re.compile(r"cp3(\d+)")
 
+_TAGS_MOST = 1000
 _BASE = "libxla_base.so"
 _BAZEL_FOLDER = re.compile("/execroot/|/_bazel_")
 _COMMIT = "torch_tpu/include/XLA_COMMIT"
@@ -334,13 +335,14 @@ def _tags(subject: Subject, fault: Fault) -> str:
     wheel = subject.wheel()
     told: set[str] = set()
     for line in wheel.get_all("Tag", []):
-        pythons, _, rest = str(line).strip().partition("-")
-        abis, _, platforms = rest.partition("-")
+        pythons, abis, platforms = (
+            part.split(".") for part in f"{str(line).strip()}--".split("-", 3)[:3]
+        )
+        if len(told) + len(pythons) * len(abis) * len(platforms) > _TAGS_MOST:
+            fault(f"WHEEL has more than {_TAGS_MOST} tags", "those of the file name", _AGAIN)
+            return ""
         told |= {
-            f"{one}-{abi}-{platform}"
-            for one in pythons.split(".")
-            for abi in abis.split(".")
-            for platform in platforms.split(".")
+            f"{one}-{abi}-{platform}" for one in pythons for abi in abis for platform in platforms
         }
     if told != named:
         fault(

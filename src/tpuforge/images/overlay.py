@@ -9,6 +9,7 @@ Formats: wheel names and tags (PEP 427, PEP 425), core metadata (PEP 566).
 
 from __future__ import annotations
 
+import errno
 import re
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -22,15 +23,17 @@ from packaging.tags import Tag, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from tpuforge.archives import BAD_ARCHIVE, is_damage, read_member
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, content_digest
-from tpuforge.paths import read_json, sha256_file
+from tpuforge.paths import read_json, sha256_file, user_path
 
 NAME = "torch-tpu"
 _AUDIT = "tpuforge.audit/1"
 _COMMIT = "torch_tpu/include/XLA_COMMIT"
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
+_TEXT_MOST = 4 << 20
 _HEX40 = re.compile(r"[0-9a-f]{40}")
 # names from before the glibc's version stood in a tag (PEP 600)
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -88,29 +91,35 @@ def read_wheel(path: Path, progress: Progress, *, unaudited: bool) -> Wheel:
     Raises:
         ForgeError: If it cannot be read (exit code 2), or is not what is asked for (1).
     """
-    path = path.expanduser().absolute()
+    path = user_path(path)
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise _not_one(path, f"its name is not that of a wheel: {error}") from error
     try:
+        if path.exists() and not path.is_file():
+            # the open of a pipe would wait for its other end
+            raise OSError(errno.ENOTSUP, "not a regular file")
         with progress.step(f"reading {path.name}", path.stat().st_size):
             digest = sha256_file(path, progress.advance)
         with zipfile.ZipFile(path) as archive:
             inside = [one for one in archive.namelist() if _METADATA.fullmatch(one)]
             if len(inside) != 1:
                 raise _not_one(path, f"it has {len(inside)} METADATA files instead of one")
-            text = archive.read(inside[0]).decode("utf-8", "replace")
+            text = read_member(archive, inside[0], _TEXT_MOST).decode("utf-8", "replace")
             commits = archive.namelist().count(_COMMIT)
-            commit = archive.read(_COMMIT).decode("ascii", "replace").strip() if commits else ""
+            line = read_member(archive, _COMMIT, _TEXT_MOST) if commits else b""
+            commit = line.decode("ascii", "replace").strip()
     except OSError as error:
+        if is_damage(error):
+            raise _not_one(path, f"it is not a zip archive that can be read: {error}") from error
         raise ForgeError(
             f"{path} cannot be read: {error.strerror or error}",
             expected="the torch_tpu wheel that the image is to hold",
             mend="name a file: ls out/wheels/*.whl",
         ) from error
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, EOFError) as error:
-        raise _not_one(path, f"it is not a zip archive: {error}") from error
+    except BAD_ARCHIVE as error:
+        raise _not_one(path, f"it is not a zip archive that can be read: {error}") from error
     fields = HeaderParser().parsestr(text)
     stated, its = str(fields["Name"]), str(fields["Version"])
     if name != NAME or canonicalize_name(stated) != NAME:
