@@ -14,10 +14,13 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import sha256_text
+from tpuforge.paths import read_regular, sha256_text
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTENT = re.compile(r"^# content sha256:(?P<digest>[0-9a-f]{64})$", re.MULTILINE)
+# what ends a line for some readers and not for others: digests of text would not see the difference
+_OTHER_BREAKS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_MOST_BYTES = 1 << 24
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)")
 
 
@@ -46,6 +49,35 @@ def content_digest(text: str) -> str:
     return sha256_text("".join(line for line in lines if not line.startswith("#")))
 
 
+def read_text(path: Path) -> str:
+    """The text of a lock or a digest table, byte for byte.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: If it is not there.
+        ForgeError: If it is no regular file, not UTF-8, or has line ends other than LF; exit
+            code 1.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise _bad(path, 1, "it is no regular file", _put_back(path))
+        text = read_regular(path, _MOST_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise _bad(path, 1, "it is not UTF-8 text", _put_back(path)) from error
+    found = _OTHER_BREAKS.search(text)
+    if found is not None:
+        number = text.count("\n", 0, found.start()) + 1
+        what = f"it has {found[0]!r} where lines end with a line feed alone"
+        raise _bad(path, number, what, _put_back(path))
+    return text
+
+
+def _put_back(path: Path) -> str:
+    return f"git checkout -- {path.name}, or ./forge lock"
+
+
 def read_lock(path: Path, *, as_written: bool = True) -> list[Locked]:
     """Read a lock, strictly: every package pinned by ``==``, with exactly one SHA-256.
 
@@ -61,13 +93,11 @@ def read_lock(path: Path, *, as_written: bool = True) -> list[Locked]:
     """
     mend = "./forge lock"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError as error:
         raise ForgeError(
             f"{path.name}: there is no such lock", expected=str(path), mend=mend
         ) from error
-    except UnicodeDecodeError as error:
-        raise _bad(path, 1, "it is not UTF-8 text", mend) from error
     found: list[Locked] = []
     names: set[str] = set()
     joined, start = "", 0
@@ -96,6 +126,8 @@ def read_lock(path: Path, *, as_written: bool = True) -> list[Locked]:
 
 def _locked(path: Path, number: int, line: str, mend: str) -> Locked:
     words = line.split()
+    if not words:
+        raise _bad(path, number, "a backslash with nothing after it", mend)
     pin = _PIN.fullmatch(words[0])
     if pin is None:
         raise _bad(path, number, f"{words[0]!r} is not a pin of the form name==version", mend)
@@ -137,7 +169,7 @@ def read_digests(path: Path) -> dict[str, str]:
         ForgeError: If the file is missing (exit code 2) or a line is malformed (exit code 1).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError as error:
         raise ForgeError(
             f"{path.name}: there is no such digest table", expected=str(path), mend="./forge lock"

@@ -176,11 +176,19 @@ def _behead(text: str) -> str:
         ("smoke-py311.txt", _edit, "it was edited by hand"),
         ("smoke-py311.txt", _behead, "its head does not tell of its lines"),
         ("smoke-py311.json", lambda text: text.replace('"1.0"', '"1.1"'), "does not tell of alpha"),
-        ("smoke-py311.json", lambda text: text.replace('"sha256"', '"sha"'), "does not tell of"),
-        ("smoke-py311.json", lambda text: text.replace('"why"', '"because"'), "does not tell of"),
-        ("smoke-py311.json", lambda _: "{", "does not tell of alpha"),
-        ("smoke-py311.json", lambda _: '{"schema": "tpuforge.provenance/1"}', "does not tell of"),
-        ("smoke-py311.json", lambda _: "", "does not tell of alpha"),
+        ("smoke-py311.json", lambda text: text.replace('"sha256"', '"sha"'), "is not of the form"),
+        ("smoke-py311.json", lambda text: text.replace('"why"', '"because"'), "not of the form"),
+        ("smoke-py311.json", lambda _: "{", "is not of the form"),
+        ("smoke-py311.json", lambda _: '{"schema": "tpuforge.provenance/1"}', "not of the form"),
+        ("smoke-py311.json", lambda _: "", "is not of the form"),
+        (
+            "smoke-py311.json",
+            lambda text: text.replace("main index", "my index"),
+            "index of 'alpha'",
+        ),
+        ("smoke-py311.json", lambda t: t.replace('"uploaded": "', '"uploaded": "x'), "uploaded of"),
+        ("smoke-py311.json", lambda t: t.replace('"licence": null', '"licence": 5'), "licence of"),
+        ("smoke-py311.json", lambda t: t.replace('"bytes": null', '"bytes": -5'), "bytes of"),
     ],
 )
 def test_lock_that_is_not_as_written_is_not_exported(
@@ -193,7 +201,9 @@ def test_lock_that_is_not_as_written_is_not_exported(
     own = Checkout(tmp_path / served[0].root.name)
     shutil.copytree(served[0].root, own.root, ignore=shutil.ignore_patterns("out"))
     path = own.lock / file
-    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    before = path.read_text(encoding="utf-8")
+    path.write_text(change(before), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != before
     done = own.run("export", "--flavour", "smoke", "--form", "sbom")
     assert done.returncode == 1, done.stderr
     assert words in done.stderr

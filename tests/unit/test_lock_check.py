@@ -92,7 +92,7 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
                 "lock/dev-py312.txt: [edited]",
                 "lock/runtime-py313.json: absl-py: [why] the chain tpu-torch > absl-py does not",
                 "lock/runtime-py314.json: libtpu: [why] it comes from the PyTorch index",
-                "lock/train-py314.json: [why] it is not there",
+                "lock/train-py314.json: [why] it is not of the form: schema is",
                 "lock/names.toml: triton: [name] runtime has none of it",
                 "lock/tools-py314.txt: pip: [name]",
             ],

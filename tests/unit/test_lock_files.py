@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,11 +33,16 @@ GOOD = f"alpha==1.0 \\\n    --hash=sha256:{SHA}\n"
         (f"alpha==one --hash=sha256:{SHA}\n", "'one' is not a version"),
         ("# nothing\n", "holds no package"),
         (f"--index-url=elsewhere\n{GOOD}", "is not a pin"),
+        (f"{GOOD}\\\n\n", "line 3: a backslash with nothing after it"),
+        ("\\\n \n", "line 1: a backslash with nothing after it"),
+        (GOOD.replace("\n", "\r\n"), "line 1: it has '\\r' where lines end with"),
+        (f"{GOOD}# a\u2028beta==1", "line 3: it has '\\u2028'"),
+        (f"{GOOD}# a\fbeta==1", "line 3: it has '\\x0c'"),
     ],
 )
 def test_bad_lock_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "some-py311.txt"
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(text.encode())
     with pytest.raises(ForgeError) as caught:
         read_lock(path)
     assert words in caught.value.found
@@ -176,3 +183,25 @@ def test_a_lock_that_was_edited_by_hand_is_refused_wherever_it_is_used(tmp_path:
         read_lock(path)
     assert caught.value.exit_code == Exit.FAULT
     assert read_lock(path, as_written=False)[0].version == "2"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "bytes"])
+def test_what_is_no_text_file_is_a_fault_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "some-py311.txt"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_bytes(GOOD.encode() + b"# \xff\n")
+    readers: list[Callable[[], object]] = [
+        lambda: read_lock(path),
+        lambda: read_digests(path),
+        lambda: inputs.read_input(path, {}),
+    ]
+    for reader in readers:
+        with pytest.raises(ForgeError, match=r"no regular file|not UTF-8") as caught:
+            reader()
+        assert caught.value.exit_code == Exit.FAULT

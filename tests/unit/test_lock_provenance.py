@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +96,76 @@ def test_what_is_left_out_leads_to_no_package() -> None:
 )
 def test_licence_is_one_line_or_nothing(metadata: dict[str, Any], expected: str | None) -> None:
     assert provenance.licence(metadata) == expected
+
+
+_REAL = json.loads(provenance.path_of("serve", "3.12").read_text(encoding="utf-8"))
+_WRONG: dict[str, list[Any]] = {
+    "name": [None, 5, "", "Alpha", "-r", ["alpha"]],
+    "version": [None, 5, "", "one", "1 "],
+    "sha256": [None, 5, "0" * 63, "A" * 64],
+    "index": [None, 5, "", "another index", ["main index"]],
+    "bytes": ["5", -1, 1.5, True, {}],
+    "uploaded": [5, "", "yesterday", "2026-13-01T00:00:00Z", "2026-1-1T00:00:00Z", "2026-01-01"],
+    "licence": [5, "", " ", "a\nb", ["MIT"], {}, "https://host.invalid/"],
+    "why": [None, 5, [], [1, 2], "alpha", [None], {}, ["Alpha"]],
+    "reason": [None, 5, ""],
+}
+
+
+def _spoiled() -> Iterator[tuple[str, Any]]:
+    """The real document with one fault each."""
+    documents: list[Any] = [None, [], 5, "text", {}]
+    for document in documents:
+        yield f"all {document!r}", document
+    for key in _REAL:
+        yield f"without {key}", {k: v for k, v in _REAL.items() if k != key}
+        others: list[Any] = [None, 5, {}, "other", [5], [None], [{}]]
+        for value in others:
+            yield f"{key} {value!r}", _REAL | {key: value}
+    yield "more", _REAL | {"more": 1}
+    for kind in ("packages", "left_out"):
+        first = _REAL[kind][0]
+        yield f"{kind} twice", _REAL | {kind: [*_REAL[kind], first]}
+        yield f"{kind} more", _REAL | {kind: [first | {"more": 1}]}
+        for key in first:
+            yield (
+                f"{kind} without {key}",
+                _REAL | {kind: [{k: first[k] for k in first if k != key}]},
+            )
+            for value in _WRONG[key]:
+                yield f"{kind} {key} {value!r}", _REAL | {kind: [first | {key: value}]}
+
+
+def test_each_fault_in_the_form_is_seen_and_nothing_of_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "serve-py312.json"
+    monkeypatch.setattr(provenance, "path_of", lambda flavour, python: path)
+    path.write_text(json.dumps(_REAL), encoding="utf-8")
+    assert provenance.fault("serve", "3.12") == ""
+    assert provenance.read("serve", "3.12")
+    assert provenance.fault("serve", "3.13")
+    for what, document in _spoiled():
+        path.write_text(json.dumps(document), encoding="utf-8")
+        assert provenance.fault("serve", "3.12").startswith("it is not of the form"), what
+        assert provenance.read("serve", "3.12") == {}, what
+        assert provenance.read_left_out("serve", "3.12") == {}, what
+    path.write_bytes(b"\xff{")
+    assert provenance.fault("serve", "3.12")
+    path.unlink()
+    assert provenance.fault("serve", "3.12") == "it is not there"
+
+
+def test_each_difference_to_a_new_resolution_is_told() -> None:
+    assert provenance.differences(_REAL, _REAL) == []
+    for kind in ("packages", "left_out"):
+        for key in _REAL[kind][0]:
+            other = copy.deepcopy(_REAL)
+            other[kind][0][key] = "other"
+            told = provenance.differences(_REAL, other)
+            assert any(what.startswith(f"{key} is ") for _, what in told)
+    turned = _REAL | {"packages": _REAL["packages"][::-1]}
+    assert [name for name, _ in provenance.differences(turned, _REAL)] == [""]
 
 
 def test_real_provenance_is_about_the_real_locks() -> None:

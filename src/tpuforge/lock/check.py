@@ -45,14 +45,15 @@ from tpuforge.lock.inputs import (
 )
 from tpuforge.lock.names import LOCK_DIR, NAMES_FILE, ended, is_cuda, load_names
 from tpuforge.lock.pool import Board, together
-from tpuforge.lock.resolve import describe_changes, say_ignored, targets
+from tpuforge.lock.resolve import describe_changes, provenance_of, say_ignored, targets
 from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep, workspace
 from tpuforge.lock.sources import UnreachableError, read_source
-from tpuforge.lockfile import Locked, read_lock
+from tpuforge.lockfile import Locked, read_lock, read_text
 from tpuforge.paths import (
     exclusive,
     out_dir,
     read_json,
+    read_regular,
     sha256_text,
     sha256_tree,
     write_json,
@@ -65,6 +66,7 @@ _STAMP_SCHEMA = "tpuforge.lock-proofs/1"
 _BESIDE = ("smoke", "simulator")
 _APART = "tools"
 _NAMED = 6
+_MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
         key = inputs_key(pins, flavour, python, [package.name for package in packages])
     except ForgeError as error:
         return [Fault(file, "", "table", error.found, error.mend)]
-    head = read_head(path.read_text(encoding="utf-8"))
+    head = read_head(read_text(path))
     faults = []
     if not head.intact:
         what = "its content is not what ./forge lock wrote: it was edited by hand"
@@ -332,9 +334,10 @@ def _why(
 ) -> list[Fault]:
     """Judge the file beside a lock that says where each package comes from and why."""
     file = f"lock/{provenance.path_of(flavour, python).name}"
+    wrong = provenance.fault(flavour, python)
+    if wrong:
+        return [Fault(file, "", "why", wrong, again)]
     entries = provenance.read(flavour, python)
-    if not entries:
-        return [Fault(file, "", "why", "it is not there, or of another form", again)]
     faults = []
     for name in sorted(entries.keys() - {package.name for package in packages}):
         faults.append(Fault(file, name, "why", "it is not in the lock", again))
@@ -515,7 +518,7 @@ class _Proofs:
         tools = lock_path("tools", RUNNING)
         self._machinery = sha256_text(
             sha256_tree(Path(__file__).parent),
-            tools.read_text(encoding="utf-8") if tools.exists() else "",
+            read_text(tools) if tools.is_file() else "",
         )
         held = read_json(self._path)
         fits = isinstance(held, dict) and held.get("schema") == _STAMP_SCHEMA
@@ -524,10 +527,10 @@ class _Proofs:
         self._guard = threading.Lock()
 
     def _key(self, flavour: str, python: str) -> str:
-        path = lock_path(flavour, python)
-        text = path.read_text(encoding="utf-8")
+        text = read_text(lock_path(flavour, python))
+        beside = read_regular(provenance.path_of(flavour, python), _MOST_BYTES)
         inputs = inputs_key(self._pins, flavour, python, constraints(self._pins, python))
-        return sha256_text(self._machinery, inputs, text)
+        return sha256_text(self._machinery, inputs, text, beside.decode("latin-1"))
 
     def of(self, flavour: str, python: str) -> dict[str, Any]:
         """The proof of a lock, if there is one and nothing that it depends on changed."""
@@ -622,10 +625,16 @@ def _anew(job: Job) -> tuple[list[Fault], str]:
     changes = describe_changes(read_lock(path), fresh.packages)
     names = [package.name for package in fresh.packages]
     text = render(fresh.packages, inputs_key(job.pins, job.flavour, job.python, names), job.python)
-    if not changes and text != path.read_text(encoding="utf-8"):
+    if not changes and text != read_text(path):
         changes = ["it names the right packages in other bytes than ./forge lock writes"]
     mend = f"check the index {job.source.name}; if right: ./forge lock --renew, git diff lock/"
-    return [Fault(file, "", "fresh", what, mend) for what in changes], fresh.way
+    faults = [Fault(file, "", "fresh", what, mend) for what in changes]
+    if not changes:
+        held = provenance.stored(job.flavour, job.python)
+        other = provenance.differences(held, provenance_of(job, fresh))
+        file = f"lock/{provenance.path_of(job.flavour, job.python).name}"
+        faults += [Fault(file, name, "fresh", what, mend) for name, what in other]
+    return faults, fresh.way
 
 
 if __name__ == "__main__":

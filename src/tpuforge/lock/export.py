@@ -41,7 +41,7 @@ from tpuforge.lock.provenance import Listed
 from tpuforge.lock.resolve import targets
 from tpuforge.lock.resolver import home_python, workspace
 from tpuforge.lock.sources import read_source
-from tpuforge.lockfile import Locked, read_digests, read_lock
+from tpuforge.lockfile import Locked, read_digests, read_lock, read_text
 from tpuforge.paths import out_dir, write_atomic
 from tpuforge.pins import Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
@@ -100,7 +100,7 @@ def _read(flavour: str, python: str) -> list[Locked]:
         raise ForgeError(f"{path.name}: there is no such lock", expected=str(path), mend=mend)
     packages = read_lock(path)
     # other tools will trust what is exported, so a head that was taken off is no way around it
-    if not read_head(path.read_text(encoding="utf-8")).intact:
+    if not read_head(read_text(path)).intact:
         raise ForgeError(
             f"{path.name}, line 1: its head does not tell of its lines",
             expected="a lock as ./forge lock writes it",
@@ -113,18 +113,17 @@ def _read(flavour: str, python: str) -> list[Locked]:
 def _provenance(flavour: str, python: str, packages: Sequence[Locked]) -> dict[str, dict[str, Any]]:
     """What is known about each package of a lock, once it is known to be about these files."""
     path = provenance.path_of(flavour, python)
-    try:
-        why = provenance.read(flavour, python)
-        held = {Locked(name, one["version"], one["sha256"]) for name, one in why.items()}
-        whole = all(
-            one["why"][-1] == name and why.keys() >= set(one["why"]) for name, one in why.items()
-        )
-    except (AttributeError, IndexError, KeyError, TypeError):
-        held, whole = set(), False
+    wrong = provenance.fault(flavour, python)
+    why = provenance.read(flavour, python)
+    held = {Locked(name, one["version"], one["sha256"]) for name, one in why.items()}
+    whole = all(
+        one["why"][-1] == name and why.keys() >= set(one["why"]) for name, one in why.items()
+    )
     if held != set(packages) or not whole:
         other = sorted(one.name for one in set(packages) - held)
+        missing = f"does not tell of {', '.join(other) or 'these packages alone'}"
         raise ForgeError(
-            f"{path.name} does not tell of {', '.join(other) or 'these packages alone'}",
+            f"{path.name}: {wrong}" if wrong else f"{path.name} {missing}",
             expected=f"the version, digest and parents of each package of {flavour}, as locked",
             mend=f"git checkout -- lock/{path.name}, or ./forge lock --flavour {flavour} "
             f"--python {python}",

@@ -158,7 +158,7 @@ def read_input(path: Path, pinned: Mapping[str, str]) -> list[Requirement]:
             version that belongs in the pins; exit code 1.
     """
     found: dict[str, Requirement] = {}
-    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, raw in enumerate(_text(path).splitlines(), 1):
         line = re.sub(r"(^|\s)#.*$", "", raw).strip()
         if not line:
             continue
@@ -226,6 +226,27 @@ def read_input(path: Path, pinned: Mapping[str, str]) -> list[Requirement]:
             exit_code=Exit.FAULT,
         )
     return list(found.values())
+
+
+def _text(path: Path) -> str:
+    """The text of a file that people write by hand.
+
+    Raises:
+        FileNotFoundError: If it is not there.
+        ForgeError: If it is no regular file, or not UTF-8; exit code 1.
+    """
+    what = "it is no regular file"
+    try:
+        if path.is_file() or not path.exists():
+            return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        what = "it is not UTF-8 text"
+    raise ForgeError(
+        f"{path.name}, line 1: {what}",
+        expected="a text file",
+        mend=f"git checkout -- lock/{path.name}, or write it anew",
+        exit_code=Exit.FAULT,
+    )
 
 
 def platforms(pins: Pins) -> list[str]:
@@ -346,7 +367,7 @@ def held_wheel(wheel: CpuWheel, folders: Sequence[Path] = ()) -> Path | None:
 def _cpu_metadata(name: str, version: str) -> str:
     path = metadata_path(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
     except FileNotFoundError as error:
         raise ForgeError(
             f"{path.name} is not there",

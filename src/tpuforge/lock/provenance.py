@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import holds, lock_path, requirements
-from tpuforge.lock.names import load_names
+from tpuforge.lock.names import is_canonical, is_line, load_names
 from tpuforge.lock.sources import Source
 from tpuforge.lockfile import Locked
 from tpuforge.paths import read_json
@@ -30,6 +32,7 @@ MAIN = "main index"
 PYTORCH = "PyTorch index"
 FOLLOWS = "nothing else requires it"
 _TIME_LIMIT_S = 300.0
+_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 _ADDRESS = re.compile(r"\s*[(<]?\b\w+://[^\s)>]+[)>]?")
 # pip's own session knows the user's certificates, proxy and credentials; what it finds goes out in
 # hex, because file names must come through the redaction of output unharmed
@@ -65,6 +68,57 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
         found.update(part)
 print(json.dumps(found).encode().hex())
 """
+
+
+def _version(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(Version(value)) and not re.search(r"\s", value)
+    except InvalidVersion:
+        return False
+
+
+def _digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _size(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+def _moment(value: Any) -> bool:
+    try:
+        return value is None or datetime.strptime(value, _MOMENT).strftime(_MOMENT) == value
+    except (TypeError, ValueError):
+        return False
+
+
+def _licence(value: Any) -> bool:
+    return value is None or (is_line(value) and "://" not in value)
+
+
+def _chain(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_canonical, value))
+
+
+_FORMS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
+    "packages": {
+        "name": is_canonical,
+        "version": _version,
+        "sha256": _digest,
+        "index": lambda value: value in (MAIN, PYTORCH),
+        "bytes": _size,
+        "uploaded": _moment,
+        "licence": _licence,
+        "why": _chain,
+    },
+    "left_out": {
+        "name": is_canonical,
+        "version": _version,
+        "bytes": _size,
+        "why": _chain,
+        "reason": is_line,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -115,10 +169,85 @@ def read_left_out(flavour: str, python: str) -> dict[str, dict[str, Any]]:
 
 
 def _entries(flavour: str, python: str, kind: str) -> dict[str, dict[str, Any]]:
-    held = read_json(path_of(flavour, python))
-    if not isinstance(held, dict) or held.get("schema") != SCHEMA:
+    held = stored(flavour, python)
+    if _fault(held, flavour, python):
         return {}
-    return {str(entry["name"]): entry for entry in held.get(kind, [])}
+    return {entry["name"]: entry for entry in held[kind]}
+
+
+def stored(flavour: str, python: str) -> Any:
+    """The provenance of a lock as it stands in ``lock/``, of whatever form; None without one.
+
+    Args:
+        flavour: Such as ``runtime``.
+        python: ``X.Y``.
+    """
+    path = path_of(flavour, python)
+    return read_json(path) if path.is_file() else None
+
+
+def fault(flavour: str, python: str) -> str:
+    """What is wrong with the form of a lock's provenance.
+
+    Args:
+        flavour: Such as ``runtime``.
+        python: ``X.Y``.
+
+    Returns:
+        The first thing that is; empty if nothing is.
+    """
+    if not path_of(flavour, python).is_file():
+        return "it is not there"
+    return _fault(stored(flavour, python), flavour, python)
+
+
+def _fault(held: Any, flavour: str, python: str) -> str:
+    """What is wrong with the form of a document, in one sentence."""
+    wanted = {"schema": SCHEMA, "flavour": flavour, "python": python}
+    if not isinstance(held, dict) or held.keys() != {*wanted, *_FORMS}:
+        return f"it is not of the form: no object with {', '.join([*wanted, *_FORMS])}"
+    for key, value in wanted.items():
+        if held[key] != value:
+            return f"it is not of the form: {key} is {held[key]!r} instead of {value!r}"
+    for kind, form in _FORMS.items():
+        if not isinstance(held[kind], list):
+            return f"it is not of the form: {kind} is no list"
+        names = set()
+        for entry in held[kind]:
+            if not isinstance(entry, dict) or entry.keys() != form.keys():
+                return f"it is not of the form: {kind} has an entry without {', '.join(form)}"
+            for key, right in form.items():
+                if not right(entry[key]):
+                    return f"it is not of the form: {key} of {entry['name']!r} is {entry[key]!r}"
+            if entry["name"] in names:
+                return f"it is not of the form: {entry['name']} stands there twice"
+            names.add(entry["name"])
+    return ""
+
+
+def differences(held: Any, fresh: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where the provenance of a lock is not what a resolution comes to.
+
+    Args:
+        held: The document that stands in ``lock/``.
+        fresh: The one of :func:`document`.
+
+    Returns:
+        The package (empty if it is about all), and what is different.
+    """
+    if held == fresh:
+        return []
+    found = []
+    for kind in _FORMS:
+        now = {entry["name"]: entry for entry in fresh[kind]}
+        was = {entry["name"]: entry for entry in held[kind]}
+        for name in sorted(was.keys() | now.keys()):
+            one, other = was.get(name, {}), now.get(name, {})
+            for key in sorted(one.keys() | other.keys()):
+                if one.get(key) != other.get(key):
+                    what = f"{key} is {one.get(key)!r} here, and {other.get(key)!r} anew"
+                    found.append((name, what))
+    return found or [("", "it stands there in another order than ./forge lock writes")]
 
 
 def listed(

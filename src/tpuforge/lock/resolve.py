@@ -38,7 +38,7 @@ from tpuforge.lock.inputs import (
 )
 from tpuforge.lock.names import LOCK_DIR, is_cuda
 from tpuforge.lock.pool import Board, together
-from tpuforge.lock.provenance import Listed, document, listed, path_of, read
+from tpuforge.lock.provenance import Listed, document, listed, path_of, read, stored
 from tpuforge.lock.resolver import (
     WAYS,
     Job,
@@ -51,8 +51,8 @@ from tpuforge.lock.resolver import (
     workspace,
 )
 from tpuforge.lock.sources import Source, read_source
-from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import exclusive, out_dir, read_json, write_atomic, write_json
+from tpuforge.lockfile import Locked, read_lock, read_text
+from tpuforge.paths import exclusive, out_dir, write_atomic, write_json
 from tpuforge.pins import PINS_FILE, Pins, load
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -346,16 +346,16 @@ def _one(job: Job, options: argparse.Namespace, board: Board) -> dict[str, objec
     board.show(job, "resolving")
     fresh = resolve(job, way=options.way)
     text = render(fresh.packages, _key(job, fresh.packages), job.python)
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    before = _before(path)
     verified = 0
     if text != before:
         verified = _verify_new(job, before, fresh.packages, renew=options.renew, board=board)
-    why = _provenance(job, fresh)
+    why = provenance_of(job, fresh)
     if job.stop.is_set():
         raise ForgeError(f"{job.what}: stopped", exit_code=Exit.INTERRUPTED)
     # before the lock: whoever sees the new lock sees its provenance too
     changed = text != before
-    if why != read_json(path_of(job.flavour, job.python)):
+    if why != stored(job.flavour, job.python):
         write_json(path_of(job.flavour, job.python), why)
         changed = True
     if text != before:
@@ -403,14 +403,34 @@ def _verify_new(
     return count
 
 
-def _provenance(job: Job, fresh: Resolved) -> dict[str, Any]:
-    """The provenance of a lock; what is known about a file already is not asked again."""
+def _before(path: Path) -> str:
+    """The text of the present lock; nothing if it is missing, or of a form that none has."""
+    try:
+        return read_text(path)
+    except (ForgeError, FileNotFoundError):
+        return ""
+
+
+def provenance_of(job: Job, fresh: Resolved) -> dict[str, Any]:
+    """The provenance of a lock, where the index has the last word on what it lists.
+
+    Args:
+        job: The lock.
+        fresh: Its resolution. What the index does not list of a file is taken from what
+            ``lock/`` tells of the same file.
+
+    Raises:
+        ForgeError: If no input leads to a package; exit code 1.
+    """
     known: dict[str, Listed] = {}
     for flavour in filter(None, (job.pins.flavours[job.flavour].on, job.flavour)):
         for entry in read(flavour, job.python).values():
             known[entry["sha256"]] = Listed(entry["bytes"], entry["uploaded"])
+    nothing = Listed(None, None)
     for digest, one in fresh.files.items():
-        known.setdefault(digest, one)
+        held = known.get(digest, nothing)
+        size = held.size if one.size is None else one.size
+        known[digest] = Listed(size, one.uploaded or held.uploaded)
     builds = cpu_wheels(job.pins, job.python)
     for build in builds.values():
         wheel = held_wheel(build, job.source.folders)
