@@ -162,22 +162,14 @@ def test_upgrade_that_fails_beside_another_leaves_what_was_there_before_both(own
 def test_provenance_edited_by_hand_is_not_fresh_and_is_put_right(own: Checkout) -> None:
     smoke = own.lock / "smoke-py311.json"
     right = smoke.read_text(encoding="utf-8")
-    edits = {
-        '"licence": null': '"licence": "MIT"',
-        '"uploaded": "2026-01-01': '"uploaded": "2025-01-01',
-    }
+    edited = right.replace('"licence": null', '"licence": "MIT"')
+    edited = edited.replace('"uploaded": "2026-01-01', '"uploaded": "2025-01-01')
+    smoke.write_text(edited, encoding="utf-8")
     with good_index() as index:
-        check = ("check", "--flavour", "smoke", "--python", "3.11")
-        done = own.run(*check, PIP_INDEX_URL=index.url)
-        assert "smoke-py311: fresh" in done.stderr
-        assert "[fresh]" not in done.stdout
-        for old, new in edits.items():
-            smoke.write_text(right.replace(old, new), encoding="utf-8")
-            # no stamp of an earlier proof hides it
-            done = own.run(*check, PIP_INDEX_URL=index.url)
-            assert done.returncode == 1, done.stdout + done.stderr
-            key = old.split('"')[1]
+        done = own.run("check", "--flavour", "smoke", PIP_INDEX_URL=index.url)
+        assert done.returncode == 1, done.stdout + done.stderr
+        for key in ("licence", "uploaded"):
             assert f"lock/smoke-py311.json: filelock: [fresh] {key} is '" in done.stdout
-            done = own.run("resolve", "--flavour", "smoke", *UV, PIP_INDEX_URL=index.url)
-            assert done.returncode == 0, done.stderr
-            assert smoke.read_text(encoding="utf-8") == right
+        done = own.run("resolve", "--flavour", "smoke", *UV, PIP_INDEX_URL=index.url)
+    assert done.returncode == 0, done.stderr
+    assert smoke.read_text(encoding="utf-8") == right

@@ -99,6 +99,7 @@ def test_licence_is_one_line_or_nothing(metadata: dict[str, Any], expected: str 
 
 
 _REAL = json.loads(provenance.path_of("serve", "3.12").read_text(encoding="utf-8"))
+_REAL["packages"] = _REAL["packages"][:3]
 _WRONG: dict[str, list[Any]] = {
     "name": [None, 5, "", "Alpha", "-r", ["alpha"]],
     "version": [None, 5, "", "one", "1 "],
