@@ -118,6 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
+    # files are judged inside as well: an upgrade has the pins moved before the locks
+    with exclusive("lock", lambda who: progress.note(f"waiting for {who}")):
+        return _judge_all(options, progress)
+
+
+def _judge_all(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
     chosen = _chosen(pins, options.flavour, options.python)
     faults: list[Fault] = []
@@ -142,13 +148,10 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
     proofs = _Proofs(pins)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    with exclusive("lock", lambda who: progress.note(f"waiting for {who}")):
-        due = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
-        unjudged = _prove(pins, due, proofs, faults, progress)
-        if options.flavour == "all" and not unjudged:
-            unjudged = _ask_conflicts(
-                pins, conflicts, proofs, faults, progress, again=options.again
-            )
+    due = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
+    unjudged = _prove(pins, due, proofs, faults, progress)
+    if options.flavour == "all" and not unjudged:
+        unjudged = _ask_conflicts(pins, conflicts, proofs, faults, progress, again=options.again)
     faults = list(dict.fromkeys(faults))
     for flavour, python in everything:
         proof = proofs.of(flavour, python)
