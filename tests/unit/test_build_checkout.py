@@ -427,3 +427,10 @@ def test_a_submodule_counts(upstream: Path, tmp_path: Path) -> None:
     shutil.rmtree(upstream / "part")
     (upstream / "part").mkdir()
     assert not local(str(upstream), UPSTREAM).dirty
+
+
+def test_names_of_any_bytes(upstream: Path) -> None:
+    Path(os.fsdecode(os.fsencode(upstream) + b"/\xff.bzl")).touch()
+    (upstream / "red\x1b[31m").touch()
+    made = local(str(upstream), UPSTREAM, allow_dirty=True)
+    assert made.changes == ("?? red\\x1b[31m", "?? \\udcff.bzl")

@@ -357,7 +357,8 @@ def _changes(folder: Path) -> tuple[str, ...]:
         # such a file is often ignored by git, and changes the build all the same
         if inside not in tree and inside not in untracked:
             changed.append(f"!! {inside}")
-    return tuple(changed)
+    # a name may hold any byte, and goes to screens and into files
+    return tuple(entry if entry.isprintable() else ascii(entry)[1:-1] for entry in changed)
 
 
 def _unquoted(name: str) -> str:

@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 from tpuforge import pip_settings
 from tpuforge.build.download import Access, Page, Web
 from tpuforge.errors import ForgeError
+from tpuforge.paths import user_path
 from tpuforge.process import redact
 
 Kind = Literal["directory", "index", "torch index"]
@@ -234,7 +235,7 @@ def _index(text: str) -> Source:
 def _local(text: str) -> Path:
     if text.startswith("file:"):
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
-    return Path(text).expanduser().absolute()
+    return user_path(text)
 
 
 class _Anchors(HTMLParser):
