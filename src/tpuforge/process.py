@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import collections
 import contextlib
+import functools
 import os
 import re
 import selectors
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +61,8 @@ _SECRET = re.compile(
 _LINE = 1 << 16
 _TAIL = 1 << 10
 _MOST_OUTPUT = 1 << 26
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+_SHORTEST = 6
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 10.0
 """Seconds between TERM and KILL for a process group."""
@@ -94,7 +98,21 @@ def redact(text: str) -> str:
     Args:
         text: Anything about to be shown or written.
     """
+    for password in _passwords(tuple(os.environ.get(name, "") for name in _PROXIES)):
+        text = text.replace(password, "***")
     return _SECRET.sub(r"\g<name>***", _URL.sub(_redact_url, text))
+
+
+@functools.cache
+def _passwords(proxies: tuple[str, ...]) -> tuple[str, ...]:
+    """The passwords of the user's own proxies, which a program may print without their address."""
+    found = set()
+    for proxy in proxies:
+        user = (proxy.partition("://")[2] or proxy).rpartition("@")[0]
+        password = user.partition(":")[2]
+        found |= {password, urllib.parse.unquote(password)}
+    # a shorter one would blot half of every text
+    return tuple(sorted((one for one in found if len(one) >= _SHORTEST), key=len, reverse=True))
 
 
 def _redact_url(found: re.Match[str]) -> str:

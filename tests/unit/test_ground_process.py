@@ -240,3 +240,16 @@ def test_of_endless_output_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     done = process.run([PYTHON, "-c", code], timeout=30)
     assert done.output.splitlines()[0] == "(6 characters before this are not kept)"
     assert done.output.splitlines()[-1] == "last"
+
+
+def test_the_password_of_a_proxy_is_blotted_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://me:hun'ter%202 \u00fc@127.0.0.1:9")
+    assert process.redact("cannot parse hun'ter%202 \u00fc, that is hun'ter 2 \u00fc") == (
+        "cannot parse ***, that is ***"
+    )
+    assert process.redact(f"proxy {os.environ['https_proxy']}") == "proxy http://***@127.0.0.1:9"
+    # too short to be told from other words
+    monkeypatch.setenv("https_proxy", "http://me:a@127.0.0.1:9")
+    assert process.redact("banana") == "banana"
