@@ -21,7 +21,7 @@ from tpuforge.errors import ForgeError
 from tpuforge.images import daemon
 from tpuforge.images.host import can_install, which
 from tpuforge.images.records import read_record
-from tpuforge.paths import exclusive, out_dir, read_json, write_json
+from tpuforge.paths import exclusive, home, out_dir, read_json, write_json
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -112,7 +112,7 @@ def user_target(docker: str) -> Target:
         return Target({**kept, "DOCKER_HOST": host}, host, named_by="DOCKER_HOST")
     context, named_by = os.environ.get("DOCKER_CONTEXT", ""), "DOCKER_CONTEXT"
     if not context:
-        folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+        folder = Path(os.environ.get("DOCKER_CONFIG") or (home() or Path("/")) / ".docker")
         config = read_json(folder / "config.json")
         context = config.get("currentContext", "") if isinstance(config, dict) else ""
         named_by = f"{folder / 'config.json'}"

@@ -53,7 +53,7 @@ from tpuforge.lock.provenance import Listed, walk
 from tpuforge.lock.sources import Source
 from tpuforge.lock.view import View, open_view
 from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import out_dir, sha256_text
+from tpuforge.paths import home, out_dir, sha256_text
 from tpuforge.pins import Pins
 from tpuforge.process import Completed, run
 
@@ -162,7 +162,7 @@ def target_python(python: str, source: Source) -> Path | None:
 def _interpreter(python: str) -> Path | None:
     """An interpreter of a version: on PATH, or one of pyenv's."""
     candidates = [shutil.which(f"python{python}")]
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    pyenv = Path(os.environ.get("PYENV_ROOT") or (home() or Path("/")) / ".pyenv")
     candidates += [str(p) for p in sorted(pyenv.glob(f"versions/{python}.*/bin/python{python}"))]
     for candidate in candidates:
         if candidate is None:
