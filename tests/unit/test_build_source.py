@@ -12,8 +12,11 @@ import pytest
 
 from tpuforge import paths
 from tpuforge import pins as pins_module
+from tpuforge.build import container
 from tpuforge.build import source as source_module
 from tpuforge.build.bazelisk import Tool
+from tpuforge.build.checkout import TARGET
+from tpuforge.build.leftovers import end_all
 from tpuforge.build.line import Host, Plan, Remote, command, parse_remote
 from tpuforge.build.source import main
 from tpuforge.errors import ForgeError
@@ -386,3 +389,28 @@ def test_a_folder_that_is_no_cache(
     said = refused(capsys, "--source", str(tmp_path / "source"), "--cache", str(inside))
     assert "is in the source" in said
     assert not inside.exists()
+
+
+def test_a_dry_run_prints_what_would_be_run_in_the_image(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # without an image there is but the line in it, and that is said
+    assert main(["--where", "container", "--dry-run"]) == 0
+    assert "with this line in an image still to bake" in capsys.readouterr().out
+    builder = container.Builder("/bin/docker", {}, False, "builder", "sha256:0", "1:1")
+    monkeypatch.setattr(container, "known", lambda: builder)
+    line = dry_run(capsys, "--where", "container")["lines"]
+    assert isinstance(line, list)
+    assert line[0].startswith("/bin/docker run --rm ")
+    assert " sha256:0 timeout " in line[0]
+    assert line[0].endswith(TARGET)
+
+
+def test_only_what_a_server_of_bazel_left_is_removed(tmp_path: Path) -> None:
+    for name in ("base", "project"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+        (tmp_path / "root" / name / "java.log.1").touch()
+    (tmp_path / "root" / "base" / "server").mkdir()
+    end_all(tmp_path)
+    assert not (tmp_path / "root" / "base" / "java.log.1").exists()
+    assert (tmp_path / "root" / "project" / "java.log.1").exists()
