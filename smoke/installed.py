@@ -548,7 +548,7 @@ def abi_problems(site: Path, root: Path, version: str) -> tuple[list[str], int]:
         One sentence at most, and how many symbols were looked for.
     """
     system = system_folders(root)
-    todo = [
+    waiting = [
         path
         for path in libraries(site / "torch_tpu")
         if (match := _GLUE.fullmatch(path.name)) and match[2] == version
@@ -556,14 +556,14 @@ def abi_problems(site: Path, root: Path, version: str) -> tuple[list[str], int]:
     # what the interpreter itself defines belongs to Python and not to torch
     names = {
         name
-        for path in todo
+        for path in waiting
         for name in elf.undefined(path)
         if not name.startswith((b"Py", b"_Py"))
     }
     count = len(names)
     seen: set[str] = set()
-    while todo and names:
-        path = todo.pop(0)
+    while waiting and names:
+        path = waiting.pop(0)
         if path.name in seen:
             continue
         seen.add(path.name)
@@ -571,7 +571,7 @@ def abi_problems(site: Path, root: Path, version: str) -> tuple[list[str], int]:
         library = elf.read(path)
         for needed in library.needed:
             folders = [*library.folders(), site / "torch" / "lib", *system]
-            todo += [found for f in folders if (found := f / needed).is_file()][:1]
+            waiting += [found for f in folders if (found := f / needed).is_file()][:1]
     if not names:
         return [], count
     first = min(names).decode(errors="replace")

@@ -108,7 +108,7 @@ def test_what_is_the_users_own_is_named_and_not_told(
     )
     assert "hush" not in shlex.join(words)
     told = [words[at + 1] for at, word in enumerate(words) if word == "--env"]
-    assert told == ["BAZELISK_HOME=/w/home", f"HOME={tmp_path}/work/home", "HTTPS_PROXY"]
+    assert told == ["BAZELISK_HOME=/w/home", f"HOME={tmp_path / 'work' / 'home'}", "HTTPS_PROXY"]
     env = container.environment(builder(), {"HTTPS_PROXY": "http://me:hush@proxy:1"})
     assert env == {"HTTPS_PROXY": "http://me:hush@proxy:1", "DOCKER_HOST": "unix:///my engine.sock"}
 
