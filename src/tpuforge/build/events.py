@@ -66,7 +66,10 @@ _MEMORY = re.compile(
     r"|java\.lang\.OutOfMemoryError",
     re.IGNORECASE,
 )
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b")
+_DISK = re.compile(
+    r"No space left on device|Disk quota exceeded|\bENOSPC\b"
+    r"|I/O error while writing action log"  # what Bazel says where an action's output finds no room
+)
 _CREDENTIALS = re.compile(
     r"Failed to init auth credentials|Application Default Credentials|UNAUTHENTICATED"
     r"|PERMISSION_DENIED|\b401 Unauthorized|\b403 Forbidden"
