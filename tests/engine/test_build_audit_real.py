@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from smoke import elf as loader_view
 
 from build_support import LOCK
+from memory_support import run_measured
 from tpuforge import pins
 from tpuforge.build import elf
 
@@ -28,27 +28,16 @@ FINDINGS = {
     "libtpu": {("symbols", "warning")},
 }
 
-# Linux counts the memory of who starts a program among that program's own, and a long run of tests
-# has grown large: so a small process starts it.
-MEASURED = """
-import os, sys
-pid = os.spawnv(os.P_NOWAIT, sys.argv[2], sys.argv[2:])
-_, status, usage = os.wait4(pid, 0)
-open(sys.argv[1], "w").write(str(usage.ru_maxrss))
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
 
 def run(out: Path, module: str, *arguments: str) -> tuple[int, int, dict[str, Any]]:
     """Run a verb; its exit code, its peak memory in bytes, and what it printed as JSON."""
     command = [sys.executable, "-m", f"tpuforge.build.{module}", *arguments, "--json"]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
     out.mkdir(parents=True, exist_ok=True)
-    printed, peak = out / "printed.json", out / "peak"
+    printed = out / "printed.json"
     with printed.open("w") as file:
-        measured = [sys.executable, "-c", MEASURED, str(peak), *command]
-        done = subprocess.run(measured, env=env, cwd=ROOT, stdout=file, check=False)
-    return done.returncode, int(peak.read_text()) * 1024, json.loads(printed.read_text())
+        code, memory = run_measured(command, out, env=env, cwd=ROOT, stdout=file)
+    return code, memory, json.loads(printed.read_text())
 
 
 def fetch(out: Path, python: str) -> tuple[int, int, dict[str, Any]]:

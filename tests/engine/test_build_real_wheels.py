@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from build_support import LOCK
+from memory_support import run_measured
 from tpuforge.build.wheelhouse import wanted_wheels
 
 ROOT = LOCK.parent
@@ -22,11 +23,9 @@ def fetch(out: Path, *arguments: str) -> tuple[int, int, dict[str, object]]:
     """Run the verb; its exit code, its peak memory in bytes, and its result."""
     command = [sys.executable, "-m", "tpuforge.build.wheelhouse", *arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
-    child = subprocess.Popen(command, env=env, cwd=ROOT)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
+    code, memory = run_measured(command, out, env=env, cwd=ROOT)
     record = json.loads((out / "results" / "fetch_wheel.json").read_text())
-    return child.returncode, usage.ru_maxrss * 1024, record
+    return code, memory, record
 
 
 @pytest.mark.network
