@@ -18,10 +18,29 @@ from tpuforge.release import tests
         (["unit", "tests/engine/test_x.py", "-k", "y"], ["tests/unit", "tests/engine/test_x.py"]),
     ],
 )
-def test_rings(words: list[str], places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cores", [1, 2, 16])
+def test_rings(
+    words: list[str], places: list[str], cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, argv: run.append(argv[3:]))
     monkeypatch.setattr(os, "chdir", lambda folder: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     tests.main(words)
     options = [word for word in words if word not in ("unit", "remote", "tests/engine/test_x.py")]
-    assert run == [[*places, *options]]
+    # the remote ring has one set of services, and one core has nothing to spread to
+    alone = cores == 1 or "remote" in words
+    spread = [] if alone else ["-n", str(min(cores, 4)), "--dist", "loadfile"]
+    assert run == [[*spread, *places, *options]]
+
+
+@pytest.mark.parametrize("option", ["-n0", "-n", "--pdb", "-s", "-p"])
+def test_an_option_that_wants_one_at_a_time_gets_it(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, argv: run.append(argv[3:]))
+    monkeypatch.setattr(os, "chdir", lambda folder: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    tests.main(["unit", option])
+    assert run == [["tests/unit", option]]
