@@ -130,6 +130,54 @@ def reproduce(session: nox.Session) -> None:
 
 
 @nox.session
+def images(session: nox.Session) -> None:
+    """Show the set of images: what is baked, and what cannot be had here and why."""
+    run(session, "tpuforge.images.catalogue")
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write an image's bill of materials and its provenance, to be attached to it."""
+    run(session, "tpuforge.images.sbom")
+
+
+@nox.session
+def push(session: nox.Session) -> None:
+    """Copy images to a registry by digest, with what is attached to them."""
+    run(session, "tpuforge.images.push")
+
+
+@nox.session
+def pull(session: nox.Session) -> None:
+    """Copy an image from a registry by digest."""
+    run(session, "tpuforge.images.pull")
+
+
+@nox.session
+def sign(session: nox.Session) -> None:
+    """Sign an image in a registry, and what is attached to it."""
+    run(session, "tpuforge.images.sign")
+
+
+@nox.session
+def verify(session: nox.Session) -> None:
+    """Verify an image: its signature, bill of materials and provenance."""
+    run(session, "tpuforge.images.verify")
+
+
+@nox.session
+def scan(session: nox.Session) -> None:
+    """Look for known vulnerabilities in an image."""
+    run(session, "tpuforge.images.scan")
+
+
+@nox.session
+def measure(session: nox.Session) -> None:
+    """Measure bakes, sizes and pulls beside those of a plain Dockerfile."""
+    run(session, "tpuforge.images.measure")
+
+
+@nox.session
 def smoke(session: nox.Session) -> None:
     """Run the health suite inside an image."""
     run(session, "tpuforge.smoke.health", if_it_fails="tpuforge.release.report")
