@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from build_support import Index, free_port, make_certificate, serve
-from tpuforge.build.download import (
+from tpuforge.download import (
     Access,
     Patience,
     RefusedError,

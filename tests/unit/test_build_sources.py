@@ -10,8 +10,8 @@ import pytest
 
 from build_support import Index, make_wheel, plain_env, serve, sha256
 from tpuforge.build import sources
-from tpuforge.build.download import Access, Patience, Web
 from tpuforge.build.sources import Source, configured, is_release, offers, shown
+from tpuforge.download import Access, Patience, Web
 from tpuforge.errors import ForgeError
 
 TORCH_INDEX = "https://torch.example/whl/cpu"

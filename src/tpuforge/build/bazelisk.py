@@ -26,15 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpuforge import pins as pins_module
-from tpuforge.build.download import (
+from tpuforge.build.leftovers import end_all, servers
+from tpuforge.console import Progress
+from tpuforge.download import (
     Access,
     RefusedError,
     UnreachableError,
     Web,
     WrongBytesError,
+    certificates,
 )
-from tpuforge.build.leftovers import end_all, servers
-from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import (
     atomic_file,
@@ -66,8 +67,6 @@ _VERSION_FILES = {
 _SAID = re.compile(r"^bazel (\S+)", re.MULTILINE)
 # how npm reaches its registry, beside its files under HOME
 _NPM_ACCESS = ("NODE_EXTRA_CA_CERTS",)
-# what may name the certificates that this machine trusts
-_BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 @dataclass(frozen=True)
@@ -440,9 +439,8 @@ def _from_npm(pin: Bazelisk, target: Path) -> None:
 
 def _from_release(pin: Bazelisk, target: Path) -> None:
     """The binary as its project releases it."""
-    certificates = next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
     try:
-        Web(Access(certificates=certificates)).download(
+        Web(Access(certificates=certificates())).download(
             pin.release, target, pin.sha256, on_bytes=lambda _: None, stop=threading.Event()
         )
     except (UnreachableError, RefusedError) as error:

@@ -21,7 +21,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from tpuforge import pip_settings
-from tpuforge.build.download import Access, Page, Web
+from tpuforge.download import Access, Page, Web
 from tpuforge.errors import ForgeError
 from tpuforge.paths import user_path
 from tpuforge.process import redact

@@ -27,7 +27,6 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from tpuforge import pins as pins_module
 from tpuforge.build import audit
-from tpuforge.build.download import RefusedError, UnreachableError, Web, WrongBytesError
 from tpuforge.build.sources import (
     Kind,
     Offer,
@@ -39,6 +38,7 @@ from tpuforge.build.sources import (
     shown,
 )
 from tpuforge.console import Progress, size
+from tpuforge.download import RefusedError, UnreachableError, Web, WrongBytesError
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import read_digests, read_lock
 from tpuforge.paths import ROOT, exclusive, out_dir, sha256_file

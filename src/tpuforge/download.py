@@ -27,6 +27,12 @@ from typing import Any
 _CHUNK = 1 << 18
 _LARGEST_PAGE = 64 << 20
 _AGENT = "tpuforge"
+_BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+def certificates() -> str | None:
+    """The bundle of certificate authorities that the environment names; None for the system's."""
+    return next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
 
 
 class UnreachableError(Exception):
