@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -98,6 +99,26 @@ class Flavour:
 
 
 @dataclass(frozen=True)
+class Standalone:
+    """A build of CPython that stands on its own, for a Python that no Debian suite has.
+
+    Attributes:
+        version: Its release, ``X.Y.Z``.
+        url: Where its project releases it.
+        sha256: Digest of that file, 64 hex digits.
+    """
+
+    version: str
+    url: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        """The file's name, as the address ends: a plus is written ``%2B`` there."""
+        return unquote(self.url.rpartition("/")[2])
+
+
+@dataclass(frozen=True)
 class Suite:
     """One set of packages of one Debian suite: what a base is made from.
 
@@ -105,12 +126,16 @@ class Suite:
         name: Code name of the suite, such as ``bookworm``.
         packages: What the base asks for, beside the suite's essential packages.
         extra: Name of the set, such as ``builder``; empty for the suite's own packages, which
-            every other set of it holds as well.
+            every other set of it holds as well, but for those it is said to be without.
+        python: The Python of which the set carries a standalone build, ``X.Y``; empty for none.
+        rolling: Whether the suite changes from day to day, as Debian's testing does.
     """
 
     name: str
     packages: tuple[str, ...]
     extra: str = ""
+    python: str = ""
+    rolling: bool = False
 
     @property
     def label(self) -> str:
@@ -179,7 +204,9 @@ class Pins:
         later: The same for single packages that were upgraded alone, by canonical name.
         platform: Wheel platform tag that is resolved for.
         pythons: Supported Python versions, ``X.Y``.
-        suites: Python version to the Debian suite whose python3 it is.
+        suites: Python version to the set of Debian packages that its images stand on, by label: a
+            suite whose own python3 it is, or a set that carries a standalone build of it.
+        standalone: Standalone builds of CPython by ``X.Y``.
         flavours: Flavours by name, each after the one it builds on.
         default_python: Python taken when none is named.
         default_flavour: Lock taken when none is named.
@@ -201,6 +228,7 @@ class Pins:
     platform: str
     pythons: tuple[str, ...]
     suites: Mapping[str, str]
+    standalone: Mapping[str, Standalone]
     flavours: Mapping[str, Flavour]
     default_python: str
     default_flavour: str
@@ -280,6 +308,7 @@ def load(path: Path = PINS_FILE) -> Pins:
         platform=resolver.text("platform", re.compile(r"manylinux_2_\d{2}_x86_64")),
         pythons=python.texts("supported", _PYTHON),
         suites=_suites(python.table("suite")),
+        standalone=_standalone(python),
         flavours=_flavours(top.table("flavour")),
         default_python=default.text("python", _PYTHON),
         default_flavour=default.text("flavour", _NAME),
@@ -343,8 +372,16 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
     for version, suite in pins.suites.items():
         if version not in pins.pythons:
             raise top.bad(f'python.suite."{version}"', version, "a Python of python.supported")
-        if suite not in pins.debian or pins.debian[suite].extra:
+        found = pins.debian.get(suite)
+        if found is None or (found.extra and not found.python):
             raise top.bad(f'python.suite."{version}"', suite, f"a table [debian.{suite}]")
+        if found.python not in ("", version):
+            expected = f"a set with Python {version}, not {found.python}"
+            raise top.bad(f'python.suite."{version}"', suite, expected)
+    for one in pins.debian.values():
+        if one.python and one.python not in pins.standalone:
+            where = f"debian.{one.name}.{one.extra}.python"
+            raise top.bad(where, one.python, f'a table [python.standalone."{one.python}"]')
     if pins.torch.version not in pins.torch_tpu.torch:
         raise top.bad(
             "torch.version",
@@ -405,6 +442,25 @@ def _suites(table: _Table) -> dict[str, str]:
     return {key: table.text(key, _NAME) for key in table.names()}
 
 
+def _standalone(python: _Table) -> dict[str, Standalone]:
+    """The builds for single Pythons; the table is there only where a suite lacks one."""
+    if "standalone" not in python.names():
+        return {}
+    table = python.table("standalone")
+    made = {}
+    for name in table.names():
+        one = table.table(name)
+        build = Standalone(
+            one.text("version", re.compile(re.escape(name) + r"\.\d+")),
+            one.text("url", re.compile(r"https://[^\s?#@]+\.tar\.gz")),
+            one.text("sha256", _HEX64),
+        )
+        if build.version not in build.file:
+            raise one.bad("url", build.url, f"the address of {build.version}")
+        made[name] = one.ended(build)
+    return table.ended(made)
+
+
 def _flavours(table: _Table) -> dict[str, Flavour]:
     made = {}
     for name in table.names():
@@ -420,19 +476,33 @@ def _debian(table: _Table) -> dict[str, Suite]:
     for name in table.names():
         suite = table.table(name)
         own = suite.texts("packages", _NAME)
-        made[name] = Suite(name, own)
+        rolling = suite.flag("rolling") if "rolling" in suite.names() else False
+        made[name] = Suite(name, own, rolling=rolling)
         for extra in suite.names():
-            if extra == "packages":
-                continue
-            more = suite.table(extra)
-            packages = more.texts("packages", _NAME)
-            twice = sorted(set(packages) & set(own))
-            if twice:
-                raise more.bad("packages", f"{twice!r}", "packages that the suite has not already")
-            one = more.ended(Suite(name, (*own, *packages), extra))
-            made[one.label] = one
+            if extra not in ("packages", "rolling"):
+                one = _further_set(suite.table(extra), made[name], extra)
+                made[one.label] = one
         suite.end()
     return made
+
+
+def _further_set(table: _Table, suite: Suite, extra: str) -> Suite:
+    """What a set has beside its suite's own packages, or in their place."""
+    python = table.text("python", _PYTHON) if "python" in table.names() else ""
+    # a set that carries a Python of its own may need no further package
+    wants = "packages" in table.names() or not python
+    packages = table.texts("packages", _NAME) if wants else ()
+    without = table.texts("without", _NAME) if "without" in table.names() else ()
+    twice = sorted(set(packages) & set(suite.packages))
+    if twice:
+        raise table.bad("packages", f"{twice!r}", "packages that the suite has not already")
+    strange = sorted(set(without) - set(suite.packages))
+    if strange:
+        raise table.bad("without", f"{strange!r}", "packages that the suite asks for")
+    kept = tuple(package for package in suite.packages if package not in without)
+    if python and "python3" in (*kept, *packages):
+        raise table.bad("python", python, 'without = ["python3"]: one Python in a base, not two')
+    return table.ended(Suite(suite.name, (*kept, *packages), extra, python, suite.rolling))
 
 
 def _bazelisk(table: _Table) -> Bazelisk:
