@@ -40,7 +40,13 @@ from smoke import chips, installed, place, verdict  # noqa: E402
 SCHEMA = "tpuforge.health/1"
 INTERRUPTED = 130
 _TARGET = re.compile(r"[a-z0-9]+:\d+(x\d+){1,2}")
-_COLOURS = {"passed": "32", "failed": "31", "not run": "33", "warning": "33"}
+_COLOURS = {
+    "passed": "32",
+    "failed": "31",
+    "incomplete": "33",
+    "not run": "33",
+    "warning": "33",
+}
 
 
 class UnjudgedError(Exception):

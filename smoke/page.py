@@ -32,7 +32,13 @@ VERDICTS = {
     "stale": ("not run", "Not judged"),
     "missing": ("not run", "Not judged"),
 }
-_MARKS = {"passed": "ok", "failed": "bad", "warning": "warn", "not run": "none"}
+_MARKS = {
+    "passed": "ok",
+    "failed": "bad",
+    "warning": "warn",
+    "incomplete": "warn",
+    "not run": "none",
+}
 
 
 _NOTHING = "-"
@@ -178,7 +184,7 @@ def mark(status: str, word: str | None = None) -> Html:
     """A status: a shape, a colour and a word, so that none of them stands alone.
 
     Args:
-        status: ``passed``, ``failed``, ``warning`` or ``not run``.
+        status: ``passed``, ``failed``, ``warning``, ``incomplete`` (a tier) or ``not run``.
         word: The word shown; the status itself if not given.
 
     Returns:

@@ -2,6 +2,9 @@
 
 Rules, in this order (``docs/health.md`` gives them to people):
 
+A tier *passed* when its critical checks were executed, all of them, and none failed. One of which a
+critical check was not run is *incomplete*: what was executed passed, and nobody knows the rest.
+
 1. A critical check failed: *unhealthy*, exit 1. The check ``device.usable`` is the one exception,
    see rule 3.
 2. The suite itself failed, nothing at all was executed, or a required tier or one of its critical
@@ -48,10 +51,14 @@ def tier(
     count = {word: sum(c["status"] == word for c in checks) for word in _WORDS}
     bad = [c for c in checks if c["status"] == "failed" and c["severity"] == "critical"]
     warned = [c for c in checks if c["status"] == "failed" and c["severity"] != "critical"]
+    left = [c for c in checks if c["status"] == "not run" and c["severity"] == "critical"]
     executed = count["passed"] + count["failed"]
     if bad:
         status = "failed"
         why = f"{bad[0]['id']}: {bad[0]['detail']}"
+    elif executed and left:
+        status = "incomplete"
+        why = "; ".join(f"{c['id']} was not run: {c['detail']}" for c in left)
     elif executed:
         status = "passed"
         why = "; ".join(f"warning {c['id']}: {c['detail']}" for c in warned)
@@ -97,16 +104,17 @@ def judge(
     for name, one in tiers.items():
         if not one["required"] or (name == "device" and unusable):
             continue
-        if one["status"] == "not run" or any(
+        left = any(
             c["tier"] == name and c["severity"] == "critical" and c["status"] == "not run"
             for c in checks
-        ):
+        )
+        if left or one["status"] in ("not run", "incomplete"):
             return UNJUDGED
     return DEVICE if unusable else HEALTHY
 
 
 def highest(tiers: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The highest tier that passed, with no failed tier below it; None if there is none.
+    """The highest tier that passed whole, with no failed tier below it; None if there is none.
 
     Args:
         tiers: All five tiers.

@@ -48,6 +48,9 @@ TOLERANCES: dict[str, tuple[float, float]] = {
 """Relative and absolute tolerance by dtype of an output; any other dtype must be equal."""
 
 _MESSAGE = 1500
+_PROGRAMS = "TPUFORGE_PROGRAMS_DIR"
+"""Read by the simulator whenever a program is compiled or run (``simulator/wrapper.c``)."""
+
 _SEEDS = (20, 21)
 _ON_THE_HOST = frozenset({"tensor_split"})
 """Entries whose further tensors PyTorch wants on the CPU, whatever the device of the input."""
@@ -97,7 +100,8 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
 
     Args:
         samples: How many samples of each entry.
-        programs: A folder; each task's compiled programs go to a folder of its own in it.
+        programs: A folder; the programs that a task runs go to a folder of its own in it,
+            compiled now or for an earlier task.
 
     Returns:
         A function that takes ``{"op": …, "dtype": …}`` and tells what happened: ``outcome``
@@ -112,21 +116,20 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
 
     torch.set_num_threads(1)
     entries = _entries()
+    if programs is not None:
+        # the simulator can only tell which program is run if it saw it compiled
+        os.environ[_PROGRAMS] = programs
     if str(torch.accelerator.current_accelerator()) != "tpu":
         raise RuntimeError("torch finds no TPU, neither a real nor a simulated one")
     # the first contact with the plugin takes its time; it belongs to no operator
     torch.ones(1).to("tpu").cpu()
-    clear = getattr(torch.tpu, "_clear_cache", None)
 
     def handle(task: dict[str, str]) -> dict[str, Any]:
         folder = None
         if programs is not None:
             folder = Path(programs) / f"{task['op']}@{task['dtype']}".replace("/", "_")
             folder.mkdir(parents=True, exist_ok=True)
-            os.environ["TPUFORGE_PROGRAMS_DIR"] = str(folder)
-            if clear is not None:
-                # a program that an earlier operator had compiled would not be seen again
-                clear()
+            os.environ[_PROGRAMS] = str(folder)
         started = time.perf_counter()
         called: set[str] = set()
         dtype = getattr(torch, task["dtype"])

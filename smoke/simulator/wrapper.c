@@ -1,12 +1,15 @@
 /* A PJRT plugin that lets the untouched torch_tpu wheel run on a CPU.
  *
  * TorchTPU loads the plugin that TPU_LIBRARY_PATH names and calls GetPjrtApi. This one loads a
- * real XLA CPU plugin, copies its function table and replaces four entries:
+ * real XLA CPU plugin, copies its function table and replaces six entries:
  *
  *   PJRT_Client_Create                 a CPU client does not know the options made for a TPU, and
  *                                      its number of devices is an option
  *   PJRT_Executable_OutputMemoryKinds  CPU plugins do not answer it, and torch.compile asks
  *   PJRT_Client_Compile                optionally keeps a copy of every program
+ *   PJRT_LoadedExecutable_Execute      keeps a copy of the program that is run, however long ago
+ *                                      it was compiled
+ *   PJRT_LoadedExecutable_Destroy      forgets it
  *   PJRT_Plugin_Attributes             when programs are only lowered: speaks for another plugin
  *
  * It also gives the CPU plugin more threads than cores, see THREADS.
@@ -16,7 +19,10 @@
  *   TPUFORGE_PJRT_PLUGIN    the CPU plugin; "plugin.so" beside this file if not set
  *   TPUFORGE_PROGRAMS_DIR   a folder that gets every program as <hash>.mlir and its compile
  *                           options as <hash>.options, the hash being that of both; nothing is
- *                           written if not set
+ *                           written if not set. The folder may change while the process runs: each
+ *                           gets what was compiled or run in its time. A framework keeps what it
+ *                           compiled, so a program may be run in a folder's time that was compiled
+ *                           in an earlier one's
  *   TPUFORGE_LOWER_FOR      a StableHLO version, such as 1.24.0: programs are written for it, as
  *                           for the plugin that speaks it, kept, and not compiled
  *
@@ -27,6 +33,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -146,17 +153,89 @@ static unsigned long long mix(unsigned long long hash, const char* data, size_t 
   return hash;
 }
 
-static PJRT_Error* client_compile(PJRT_Client_Compile_Args* args) {
+/* A program that was compiled while programs were kept, for as long as its executable lives. */
+struct program {
+  const void* executable;
+  unsigned long long hash;
+  char* code;
+  size_t code_size;
+  char* options;
+  size_t options_size;
+  struct program* next;
+};
+
+static struct program* programs;
+static pthread_mutex_t programs_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static const char* programs_dir(void) {
   const char* dir = getenv("TPUFORGE_PROGRAMS_DIR");
-  if (dir != NULL && *dir != '\0') {
-    unsigned long long hash = mix(0xcbf29ce484222325ULL, args->program->code,
-                                  args->program->code_size);
-    hash = mix(hash, args->compile_options, args->compile_options_size);
-    keep(dir, hash, "mlir", args->program->code, args->program->code_size);
-    keep(dir, hash, "options", args->compile_options, args->compile_options_size);
+  return dir != NULL && *dir != '\0' ? dir : NULL;
+}
+
+static void keep_program(const char* dir, const struct program* program) {
+  keep(dir, program->hash, "mlir", program->code, program->code_size);
+  keep(dir, program->hash, "options", program->options, program->options_size);
+}
+
+static void drop(struct program* program) {
+  if (program == NULL) return;
+  free(program->code);
+  free(program->options);
+  free(program);
+}
+
+static struct program* copied(const PJRT_Client_Compile_Args* args) {
+  struct program* made = calloc(1, sizeof(*made));
+  if (made == NULL) return NULL;
+  made->code_size = args->program->code_size;
+  made->options_size = args->compile_options_size;
+  made->code = malloc(made->code_size + 1);
+  made->options = malloc(made->options_size + 1);
+  if (made->code == NULL || made->options == NULL) {
+    drop(made);
+    return NULL;
   }
-  int64_t version[3];
-  if (!lower_for(version)) return cpu->PJRT_Client_Compile(args);
+  memcpy(made->code, args->program->code, made->code_size);
+  if (made->options_size > 0) memcpy(made->options, args->compile_options, made->options_size);
+  made->hash = mix(0xcbf29ce484222325ULL, made->code, made->code_size);
+  made->hash = mix(made->hash, made->options, made->options_size);
+  return made;
+}
+
+/* Takes a program over; it is found by its executable from now on. */
+static void remember(struct program* program, const void* executable) {
+  program->executable = executable;
+  pthread_mutex_lock(&programs_lock);
+  program->next = programs;
+  programs = program;
+  pthread_mutex_unlock(&programs_lock);
+}
+
+static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
+  const char* dir = programs_dir();
+  if (dir != NULL) {
+    pthread_mutex_lock(&programs_lock);
+    const struct program* one = programs;
+    while (one != NULL && one->executable != args->executable) one = one->next;
+    if (one != NULL) keep_program(dir, one);
+    pthread_mutex_unlock(&programs_lock);
+  }
+  return cpu->PJRT_LoadedExecutable_Execute(args);
+}
+
+/* The next executable may have the address of this one. */
+static PJRT_Error* destroy(PJRT_LoadedExecutable_Destroy_Args* args) {
+  pthread_mutex_lock(&programs_lock);
+  struct program** link = &programs;
+  while (*link != NULL && (*link)->executable != args->executable) link = &(*link)->next;
+  struct program* gone = *link;
+  if (gone != NULL) *link = gone->next;
+  pthread_mutex_unlock(&programs_lock);
+  drop(gone);
+  return cpu->PJRT_LoadedExecutable_Destroy(args);
+}
+
+static PJRT_Error* compile_nothing(PJRT_Client_Compile_Args* args) {
   /* an error is the CPU plugin's to make, and it makes one of an empty program */
   static char nothing[] = "";
   PJRT_Program program = *args->program;
@@ -166,6 +245,29 @@ static PJRT_Error* client_compile(PJRT_Client_Compile_Args* args) {
   args->program = &program;
   PJRT_Error* error = cpu->PJRT_Client_Compile(args);
   args->program = given;
+  return error;
+}
+
+static PJRT_Error* client_compile(PJRT_Client_Compile_Args* args) {
+  const char* dir = programs_dir();
+  struct program* program = NULL;
+  if (dir != NULL) {
+    program = copied(args);
+    if (program == NULL) {
+      fail("a program could not be kept", "no memory");
+    } else {
+      /* before it is compiled: a program that ends the process is kept as well */
+      keep_program(dir, program);
+    }
+  }
+  int64_t version[3];
+  int lower_only = lower_for(version);
+  PJRT_Error* error = lower_only ? compile_nothing(args) : cpu->PJRT_Client_Compile(args);
+  if (error == NULL && program != NULL) {
+    remember(program, args->executable);
+  } else {
+    drop(program);
+  }
   return error;
 }
 
@@ -213,6 +315,8 @@ __attribute__((visibility("default"))) const PJRT_Api* GetPjrtApi(void) {
   copy->PJRT_Client_Create = client_create;
   copy->PJRT_Executable_OutputMemoryKinds = output_memory_kinds;
   copy->PJRT_Client_Compile = client_compile;
+  copy->PJRT_LoadedExecutable_Execute = execute;
+  copy->PJRT_LoadedExecutable_Destroy = destroy;
   if (cpu->PJRT_Plugin_Attributes != NULL) copy->PJRT_Plugin_Attributes = plugin_attributes;
   table = copy;
   return table;

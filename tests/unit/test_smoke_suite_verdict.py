@@ -97,7 +97,7 @@ def test_a_tier_counts_and_says_why() -> None:
     checks = [
         _check("static"),
         _check("static", "failed", "warning", "w"),
-        _check("static", "not run", what="n"),
+        _check("static", "not run", "warning", what="n"),
     ]
     checks[0]["peak_memory_bytes"] = 7
     one = verdict.tier(checks, seconds=1.23456, peak_memory_bytes=5)
@@ -109,9 +109,27 @@ def test_a_tier_counts_and_says_why() -> None:
     assert (bad["status"], bad["why"]) == ("failed", "static.c: c failed")
 
 
+def test_a_tier_of_which_a_critical_check_was_not_run_is_incomplete() -> None:
+    checks = [_check("compile"), _check("compile", "not run", what="n")]
+    one = verdict.tier(checks)
+    assert (one["status"], one["why"]) == ("incomplete", "compile.n was not run: n not run")
+    assert verdict.tier([checks[0], _check("compile", "not run", "warning")])["status"] == "passed"
+    assert verdict.tier([*checks, _check("compile", "failed", what="c")])["status"] == "failed"
+
+
+def test_an_incomplete_tier_leaves_the_image_unjudged_and_is_not_reached() -> None:
+    checks = [*ALL, _check("compile", "not run", what="y")]
+    assert _judge(*checks) == UNJUDGED
+    # also where only the tier is known, as in a file of an older run
+    assert verdict.judge(_tiers(checks), ALL) == UNJUDGED
+    assert verdict.highest(_tiers(checks[:3] + checks[5:])) == "import"
+    assert _judge(*checks, excused=("compile",)) == HEALTHY
+
+
 @pytest.mark.parametrize(
     ("statuses", "reached"),
     [
+        (("passed", "passed", "incomplete", "not run", "not run"), "import"),
         (("passed", "passed", "passed", "passed", "not run"), "simulate"),
         (("passed", "passed", "passed", "not run", "passed"), "device"),
         (("passed", "failed", "passed", "passed", "passed"), "static"),

@@ -36,7 +36,9 @@ _NEEDED_BYTES = 3_000_000_000
 _SUMMARY_BYTES = 900_000
 """GitHub takes 1 MiB of one step's summary."""
 _SHOWN_LINES = 12
-_MARKS = {"passed": "✅", "failed": "❌", "not run": "not run"}
+_MARKS = {"passed": "✅", "failed": "❌"}
+"""What GitHub's page shows for a tier; any other word is shown as it is."""
+_UNKNOWN = ("incomplete", "not run")
 
 
 def worst(codes: Sequence[int]) -> Exit:
@@ -231,7 +233,7 @@ def trouble_of(image: dict[str, Any]) -> str:
         return ""
     if image["trouble"]:
         return str(image["trouble"])
-    missing = [f"{n}: {t['why']}" for n, t in image["tiers"].items() if t["status"] == "not run"]
+    missing = [f"{n}: {t['why']}" for n, t in image["tiers"].items() if t["status"] in _UNKNOWN]
     return "; ".join(missing) or "a critical check did not run"
 
 
@@ -317,8 +319,8 @@ def summary(verdict: dict[str, Any]) -> str:
                 f"{_plain(first)} Mend: {_plain(check['remedy'])}"
             )
         for name, tier in image["tiers"].items():
-            if tier["status"] == "not run":
-                lines.append(f"- not run: {name}: {_plain(tier['why'])}")
+            if tier["status"] in _UNKNOWN:
+                lines.append(f"- {tier['status']}: {name}: {_plain(tier['why'])}")
         lines += [f"- note: {_plain(note)}" for note in image["notes"]]
     text = "\n".join(lines) + "\n\n"
     return text.encode()[:_SUMMARY_BYTES].decode("utf-8", "ignore")
