@@ -1,28 +1,32 @@
-"""``reproduce``: bake an image twice from nothing and compare, bit for bit.
+"""``reproduce``: bake an image again and again from nothing and compare, bit for bit.
 
-The second bake has a folder of another name, wheels with other times, another umask and a base
-made anew. When the manifests differ, the first differing files are named.
+Each rebuild is another machine in small: another folder, other times and modes, another umask,
+locale and time zone, a copy of the repository, another user. When two manifests differ, the first
+differing files are named. A published image is held against a rebuild with ``--against``.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
-import tarfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpuforge.console import Progress
+from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
 from tpuforge.images.bake import choose
 from tpuforge.images.context import Target
+from tpuforge.images.differences import compare, look_into
 from tpuforge.images.engine import ensure_engine
+from tpuforge.images.host import which
+from tpuforge.images.records import read_record
 from tpuforge.paths import ROOT, exclusive, out_dir
 from tpuforge.pins import load
 from tpuforge.process import clean_env, run
@@ -31,9 +35,45 @@ from tpuforge.verb import Outcome, parser, run_verb
 VERB = "reproduce"
 SHOWN = 10
 """Differences that are named."""
-# a space and a letter outside ASCII, as in many a home folder
-_FOLDERS = ("first", "second é")
+FEWEST = 2
+"""Rebuilds that can be compared."""
+_WAYS = 3
+_FIRST = "first"
 _BAKE_S = 3600.0
+_ASK_S = 60.0
+# what a bake reads of an out folder: packages, wheels, and what other stages leave for it
+_INPUTS = ("wheelhouse", "debs", "bazel/bazelisk", "simulator", "python")
+# no user of this number is expected anywhere; Debian gives out 1000 to 59999 to people
+_STRANGER = 61234
+_PLACES = (
+    ("POSIX", "Pacific/Chatham"),
+    ("tr_TR.UTF-8", "America/St_Johns"),
+    ("C", "Asia/Kathmandu"),
+)
+_FOUND = {"image": str, "python": str, "flavour": str, "name": str, "manifest_digest": str}
+# an engine of our own has nobody else to tidy up: many rebuilds would fill its disk
+_KEPT_CACHE = "10gb"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a rebuild is made.
+
+    Attributes:
+        folder: The name of its out folder.
+        umask: Its umask.
+        checkout: Where its code, locks and files are.
+        variables: Of its environment.
+        before: Words before its command line, such as those that make it another user.
+        told: What is other than in an ordinary bake, in words.
+    """
+
+    folder: str
+    umask: str
+    checkout: Path
+    variables: Mapping[str, str]
+    before: tuple[str, ...]
+    told: tuple[str, ...]
 
 
 def differences(first: Path, second: Path) -> Iterator[str]:
@@ -49,126 +89,115 @@ def differences(first: Path, second: Path) -> Iterator[str]:
     Raises:
         ForgeError: If a layout is damaged.
     """
-    one, two = oci.read_image(first), oci.read_image(second)
-    if one.manifest.digest == two.manifest.digest:
-        return
-    configs = [
-        json.loads(image.config.path(at).read_bytes())
-        for image, at in ((one, first), (two, second))
-    ]
-    for key in sorted({*configs[0], *configs[1]} - {"rootfs"}):
-        if configs[0].get(key) != configs[1].get(key):
-            yield f"config: {key}: {configs[0].get(key)!r} and {configs[1].get(key)!r}"
-    if len(one.layers) != len(two.layers):
-        yield f"{len(one.layers)} layers and {len(two.layers)} layers"
-    for number, (left, right) in enumerate(zip(one.layers, two.layers, strict=False), 1):
-        if left.digest == right.digest:
-            continue
-        title = f"layer {number} ({oci.content(first, left).what})"
-        entries = [_entries(first, left), _entries(second, right)]
-        found = False
-        for path in sorted({*entries[0], *entries[1]}):
-            a, b = (side.get(path) for side in entries)
-            if a is None or b is None:
-                found = True
-                yield f"{title}: {path}: only in the {'second' if a is None else 'first'}"
-                continue
-            for attribute in a:
-                if a[attribute] != b[attribute]:
-                    found = True
-                    yield f"{title}: {path}: {attribute} {a[attribute]} and {b[attribute]}"
-        if not found and list(entries[0]) != list(entries[1]):
-            yield f"{title}: the same files in another order"
-        elif not found:
-            yield f"{title}: the same files, compressed or archived in another way"
-    if one.annotations != two.annotations:
-        yield f"annotations: {one.annotations} and {two.annotations}"
+    return (item.text for item in compare(first, second))
 
 
-def _entries(layout: Path, layer: oci.Blob) -> dict[str, dict[str, str]]:
-    """Every path of a layer with its attributes, in the layer's order."""
-    found: dict[str, dict[str, str]] = {}
-    with oci.open_layer(layout, layer) as tar:
-        for entry in tar:
-            body = tar.extractfile(entry) if entry.isreg() else None
-            content = hashlib.sha256()
-            while body is not None and (chunk := body.read(1 << 20)):
-                content.update(chunk)
-            found[entry.name] = {
-                "type": _KINDS.get(entry.type, "other"),
-                "mode": f"{entry.mode:04o}",
-                "owner": f"{entry.uid}:{entry.gid}",
-                "time": str(entry.mtime),
-                "link": entry.linkname,
-                "size": str(entry.size),
-                "content": content.hexdigest()[:12] if body is not None else "",
-            }
-    return found
+def rebuild(
+    target: Target, top: Path, number: int, engine: Mapping[str, Any], progress: Progress
+) -> tuple[Way, dict[str, Any], float]:
+    """Bake an image from nothing, in an out folder of its own.
+
+    Args:
+        target: The image.
+        top: The folder that gets the out folder, and a copy of the repository for some.
+        number: Which rebuild it is, from 1. The first is an ordinary one, the second has other
+            files, the others have another repository, place and user as well.
+        engine: The record of the engine.
+        progress: Told what happens.
+
+    Returns:
+        How it was made, its ``image.json``, and the seconds that the bake took.
+
+    Raises:
+        ForgeError: If the bake fails; with its own exit code.
+    """
+    with progress.step(f"preparing rebuild {number}"):
+        way = _prepare(top, number, engine, progress)
+    out = top / way.folder
+    words = [*way.before, "/bin/sh", "-c", f'umask {way.umask}; exec "$@"', "bake", sys.executable]
+    words += ["-m", "tpuforge.images.bake", "--no-cache", "--no-load", "--image", target.image]
+    words += ["--python", target.python, "--flavour", target.flavour] if target.python else []
+    with progress.step(f"rebuild {number} of {target.slug}"):
+        started = time.monotonic()
+        done = run(
+            words,
+            timeout=_BAKE_S,
+            env=clean_env(**way.variables),
+            cwd=way.checkout,
+            check=False,
+            on_line=progress.detail,
+            doing=f"baking in {out}",
+        )
+        spent = time.monotonic() - started
+    if done.code != 0:
+        raise ForgeError(
+            f"the bake in {out} failed:\n{done.tail}",
+            expected="bakes to compare",
+            mend="forge fetch_wheel, forge bake, then forge reproduce",
+            exit_code=Exit(done.code) if done.code in set(Exit) else Exit.CANNOT,
+        )
+    record = json.loads((out / "images" / target.slug / "image.json").read_text(encoding="utf-8"))
+    if engine["private"] and number >= _WAYS:
+        keep = ["--force", "--keep-storage", _KEPT_CACHE]
+        words = [engine["docker"], "buildx", "prune", "--builder", engine["builder"], *keep]
+        run(words, timeout=_BAKE_S, env=clean_env(**engine["env"]), check=False)
+    return way, dict(record), spent
 
 
-_KINDS = {
-    tarfile.REGTYPE: "file",
-    tarfile.DIRTYPE: "folder",
-    tarfile.SYMTYPE: "symbolic link",
-    tarfile.LNKTYPE: "hard link",
-}
+def _prepare(top: Path, number: int, engine: Mapping[str, Any], progress: Progress) -> Way:
+    variables = {**engine["env"], "PYTHONPATH": str(ROOT / "src")}
+    if number == 1:
+        out = top / _FIRST
+        fill(out, copies=False, base=out_dir())
+        variables |= {"TPUFORGE_OUT": str(out)}
+        return Way(out.name, "022", ROOT, variables, (), ("another folder",))
+    told = ["another folder", "wheels of another time", "umask 077"]
+    if number == 2:
+        # a space and a letter outside ASCII, as in many a home folder
+        out = top / "second é"
+        fill(out, copies=True)
+        variables |= {"TPUFORGE_OUT": str(out)}
+        told += ["a base made anew", "a folder with a space and an accent"]
+        return Way(out.name, "077", ROOT, variables, (), tuple(told))
+    language, zone = _PLACES[number % len(_PLACES)]
+    out, checkout, home = (top / f"{what}-{number}" for what in ("out", "checkout", "home"))
+    # the first has a base in any case; another user may not be able to make one
+    fill(out, copies=True, base=top / _FIRST)
+    _copy_repository(checkout, number)
+    home.mkdir()
+    variables |= {
+        "HOME": str(home),
+        "LANG": language,
+        "LC_ALL": language,
+        "PYTHONPATH": str(checkout / "src"),
+        "TPUFORGE_OUT": str(out),
+        "TZ": zone,
+    }
+    told += ["a copy of the repository of another time and other modes"]
+    told += [f"locale {language}", f"time zone {zone}"]
+    way = Way(out.name, "077", checkout, variables, (), tuple(told))
+    return _as_stranger(way, (out, checkout, home), top / f"engine-{number}", engine, progress)
 
 
-def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
-    pins = load()
-    target = choose(options, pins)
-    engine = ensure_engine(progress)
-    top = out_dir() / "reproduce" / target.slug
-    with exclusive(f"reproduce-{target.slug}", lambda who: progress.note(f"waiting for {who}")):
-        shutil.rmtree(top, ignore_errors=True)
-        records = []
-        for folder in _FOLDERS:
-            out = top / folder
-            with progress.step(f"preparing {folder}"):
-                _prepare(out, fresh=folder != _FOLDERS[0])
-            with progress.step(f"baking {folder}"):
-                records.append(
-                    _bake(target, out, engine["env"], progress, fresh=folder != _FOLDERS[0])
-                )
-        layouts = [top / folder / "images" / target.slug / "oci" for folder in _FOLDERS]
-        digests = [str(record["manifest_digest"]) for record in records]
-        found = list(differences(*layouts))
-        data: dict[str, Any] = {
-            "name": target.name,
-            "digests": digests,
-            "differences": found[:SHOWN],
-            "differences_in_all": len(found),
-        }
-        if digests[0] == digests[1]:
-            shutil.rmtree(top)
-            return Outcome("done", f"two bakes of {target.name} agree: {digests[0]}", data)
-    text = "\n".join(f"  {line}" for line in found[:SHOWN])
-    return Outcome(
-        "done",
-        f"two bakes of {target.name} differ, in {len(found)} ways; both are kept in {top}",
-        data,
-        exit_code=Exit.FAULT,
-        text=text,
-    )
+def fill(out: Path, *, copies: bool, base: Path | None = None) -> None:
+    """Give an out folder what a bake reads, and nothing that one made.
 
-
-def _prepare(out: Path, *, fresh: bool) -> None:
-    """Give a bake its inputs: links, or (fresh) copies with times of their own and no base."""
-    source = out_dir()
-    for wheel in (source / "wheelhouse").glob("*/*.whl"):
-        copy = out / "wheelhouse" / wheel.parent.name / wheel.name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if fresh:
-            shutil.copyfile(wheel, copy)
-            os.utime(copy, (1, 1))
-        else:
-            _link(wheel, copy)
-    # what the build stage keeps of Bazelisk goes into the builder
-    for folder in ("debs", "bazel/bazelisk", *(() if fresh else ("base",))):
+    Args:
+        out: The folder.
+        copies: Copies with a time of their own, instead of links.
+        base: The out folder whose base it gets; it is made anew if not given.
+    """
+    sources = [(out_dir(), folder) for folder in _INPUTS]
+    for source, folder in [*sources, *([(base, "base")] if base is not None else [])]:
         for path in (source / folder).rglob("*"):
-            if path.is_file():
-                copy = out / folder / path.relative_to(source / folder)
-                copy.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file() or ".partial" in path.parts:
+                continue
+            copy = out / folder / path.relative_to(source / folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if copies:
+                shutil.copyfile(path, copy)
+                os.utime(copy, (1, 1))
+            else:
                 _link(path, copy)
 
 
@@ -180,31 +209,218 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _bake(
-    target: Target, out: Path, engine: dict[str, str], progress: Progress, *, fresh: bool
-) -> dict[str, Any]:
-    """Bake in an out folder of its own, as a process with its own umask."""
-    umask = "077" if fresh else "022"
-    words = [sys.executable, "-m", "tpuforge.images.bake", "--no-cache", "--no-load"]
-    words += ["--image", target.image]
-    words += ["--python", target.python, "--flavour", target.flavour] if target.python else []
-    done = run(
-        ["/bin/sh", "-c", f'umask {umask}; exec "$@"', "bake", *words],
-        timeout=_BAKE_S,
-        env=clean_env(**engine, TPUFORGE_OUT=str(out), PYTHONPATH=str(ROOT / "src")),
-        check=False,
-        on_line=progress.detail,
-        doing=f"baking in {out}",
-    )
-    if done.code != 0:
-        raise ForgeError(
-            f"the bake in {out} failed:\n{done.tail}",
-            expected="two bakes to compare",
-            mend="forge fetch_wheel, forge bake, then forge reproduce",
-            exit_code=Exit(done.code) if done.code in set(Exit) else Exit.CANNOT,
+def _copy_repository(target: Path, number: int) -> None:
+    """Copy what belongs to the repository, with times and modes that git would not give it."""
+    out = out_dir()
+
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        inside = Path(folder)
+        left_out = [name for name in names if name.startswith(".") or name == "__pycache__"]
+        return left_out + [name for name in names if inside / name in (out, ROOT / "out")]
+
+    shutil.copytree(ROOT, target, ignore=ignored, symlinks=True)
+    for path in sorted(target.rglob("*"), reverse=True):
+        if path.is_symlink():
+            continue
+        executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+        path.chmod(0o700 if executable else 0o600)
+        os.utime(path, (number * 86400, number * 86400))
+
+
+def _as_stranger(
+    way: Way, folders: Sequence[Path], room: Path, engine: Mapping[str, Any], progress: Progress
+) -> Way:
+    """Let another user make a rebuild, where that can be arranged; it is said where it cannot."""
+
+    def same(why: str) -> Way:
+        progress.note(f"this rebuild has the same user as the others: {why}")
+        return Way(way.folder, way.umask, way.checkout, way.variables, (), (*way.told, "same user"))
+
+    setpriv = which("setpriv")
+    if os.geteuid() != 0 or not setpriv:
+        return same("only root can work as another, and needs setpriv for it")
+    groups, variables = ["--clear-groups"], dict(way.variables)
+    host = engine["docker_host"]
+    if host.startswith("unix://"):
+        socket = Path(host.removeprefix("unix://"))
+        groups = ["--groups", str(socket.stat().st_gid)]
+        # the folder of a private engine's socket is root's alone; a second name of it is not
+        room.mkdir()
+        room.chmod(0o755)
+        second = room / "docker.sock"
+        try:
+            second.hardlink_to(socket)
+        except OSError as error:
+            return same(f"the engine's socket cannot have a second name: {error.strerror}")
+        variables |= {"DOCKER_HOST": f"unix://{second}"}
+        variables.pop("DOCKER_CONTEXT", None)
+    before = [setpriv, "--reuid", str(_STRANGER), "--regid", str(_STRANGER), *groups]
+    before += ["--inh-caps=-all"]
+    for folder in folders:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, _STRANGER, _STRANGER, follow_symlinks=False)
+    for question in (
+        [sys.executable, "-c", "import tpuforge.images.bake"],
+        [engine["docker"], "version"],
+    ):
+        asked = run(
+            [*before, *question],
+            timeout=_ASK_S,
+            env=clean_env(**variables),
+            cwd=way.checkout,
+            check=False,
         )
-    record = json.loads((out / "images" / target.slug / "image.json").read_text(encoding="utf-8"))
-    return dict(record)
+        if asked.code != 0:
+            last = asked.tail.splitlines()[-1:] or [f"exit code {asked.code}"]
+            return same(f"another cannot run {Path(question[0]).name} here: {last[0]}")
+    told = (*way.told, f"user {_STRANGER}")
+    return Way(way.folder, way.umask, way.checkout, variables, tuple(before), told)
+
+
+def reproduce(
+    target: Target, times: int, engine: Mapping[str, Any], progress: Progress
+) -> dict[str, Any]:
+    """Bake an image several times from nothing and compare each with the first.
+
+    Args:
+        target: The image.
+        times: How often; at least two.
+        engine: The record of the engine.
+        progress: Told what happens.
+
+    Returns:
+        ``name``, ``digests``, ``equal`` (how many agree with the first), ``finished`` (the digest
+        of the finished image of the very same inputs, or null), ``rebuilds``, ``differences`` (the
+        first ten), ``differences_in_all``, ``looked_into`` and ``kept`` (the folder with the images
+        that differ, or null).
+
+    Raises:
+        ForgeError: If a bake fails.
+    """
+    top = out_dir() / "reproduce" / target.slug
+    shutil.rmtree(top, ignore_errors=True)
+    top.mkdir(parents=True)
+    rebuilds: list[dict[str, Any]] = []
+    layouts: list[Path] = []
+    finished = ""
+    for number in range(1, times + 1):
+        way, record, spent = rebuild(target, top, number, engine, progress)
+        digest = record["manifest_digest"]
+        told = {"digest": digest, "seconds": round(spent, 1), "differs_in": list(way.told)}
+        rebuilds.append(told)
+        if number == 1:
+            finished = _finished(target, record)
+        layout = top / way.folder / "images" / target.slug / "oci"
+        # the first, and the first that is another, are enough to tell what differs
+        if number == 1 or (digest != rebuilds[0]["digest"] and len(layouts) == 1):
+            layouts.append(layout)
+        else:
+            shutil.rmtree(top / way.folder)
+        for name in ("checkout", "home", "engine"):
+            shutil.rmtree(top / f"{name}-{number}", ignore_errors=True)
+    digests = [one["digest"] for one in rebuilds]
+    if len(layouts) == 1 and finished and finished != digests[0]:
+        layouts.append(target.finished / "oci")
+    found = list(compare(*layouts)) if len(layouts) > 1 else []
+    data = {
+        "name": target.name,
+        "digests": digests,
+        "equal": digests.count(digests[0]),
+        "finished": finished or None,
+        "rebuilds": rebuilds,
+        "differences": [item.text for item in found[:SHOWN]],
+        "differences_in_all": len(found),
+        "looked_into": look_into(layouts[0], layouts[1], found[:SHOWN]) if found else [],
+        "kept": str(top) if found else None,
+    }
+    if not found:
+        shutil.rmtree(top)
+    return data
+
+
+def _finished(target: Target, record: Mapping[str, Any]) -> str:
+    """The digest of the finished image, if it has the very inputs of a rebuild; else empty."""
+    form = {"manifest_digest": str, "key": str}
+    known = read_record(target.finished / "image.json", str(record["schema"]), form)
+    return str(known["manifest_digest"]) if known and known["key"] == record["key"] else ""
+
+
+def baked() -> list[dict[str, str]]:
+    """The images of the set that were baked here, as their records name them.
+
+    Images with a wheel that was given to the bake are left out: the locks do not make them again.
+    """
+    found = []
+    for path in sorted((out_dir() / "images").glob("*/image.json")):
+        record = read_record(path, "tpuforge.image/1", _FOUND)
+        if record is not None and not record.get("overlay"):
+            found.append({key: str(record[key]) for key in _FOUND})
+    return found
+
+
+def _targets(options: argparse.Namespace) -> list[Target]:
+    pins = load()
+    if not options.all:
+        return [choose(options, pins)]
+    if options.image or options.python or options.flavour:
+        raise ForgeError(
+            "--all is every image that was baked here",
+            expected="--all without --image, --python and --flavour",
+            mend="forge reproduce --all",
+        )
+    found = [
+        choose(
+            argparse.Namespace(
+                image=one["image"], python=one["python"] or None, flavour=one["flavour"] or None
+            ),
+            pins,
+        )
+        for one in baked()
+    ]
+    if not found:
+        raise ForgeError(
+            "no image was baked here yet",
+            expected="images in out/images",
+            mend="forge bake",
+        )
+    return found
+
+
+def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
+    if options.times < FEWEST:
+        raise ForgeError(
+            f"--times {options.times} leaves nothing to compare",
+            expected=f"--times {FEWEST} or more",
+            mend="forge reproduce --times 3",
+        )
+    targets = _targets(options)
+    engine = ensure_engine(progress)
+    all_data = []
+    for target in targets:
+        with exclusive(f"reproduce-{target.slug}", lambda who: progress.note(f"waiting for {who}")):
+            all_data.append(reproduce(target, options.times, engine, progress))
+    data = all_data[0] if not options.all else {"images": all_data}
+    text = "\n".join(line for one in all_data for line in _lines(one))
+    bad = [one["name"] for one in all_data if one["differences_in_all"]]
+    if bad:
+        summary = f"not reproducible: {', '.join(bad)}"
+        return Outcome("done", summary, data, exit_code=Exit.FAULT, text=text)
+    said = ", ".join(f"{one['name']}, {one['digests'][0]}" for one in all_data)
+    return Outcome("done", f"{options.times} of {options.times} agree: {said}", data, text=text)
+
+
+def _lines(data: Mapping[str, Any]) -> list[str]:
+    """A result for people."""
+    lines = [f"{data['name']}: {data['equal']} of {len(data['digests'])} bakes from nothing agree"]
+    for number, one in enumerate(data["rebuilds"], 1):
+        how = ", ".join(one["differs_in"])
+        lines.append(f"  {number}  {one['digest'][:19]}…  {duration(one['seconds'])}  {how}")
+    if data["finished"]:
+        lines.append(f"     {data['finished'][:19]}…  the finished image, of the same inputs")
+    if data["differences_in_all"]:
+        lines.append(f"  {data['differences_in_all']} differences; kept in {data['kept']}:")
+        lines += [f"  {line}" for line in (*data["differences"], *data["looked_into"])]
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -214,12 +430,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Its arguments; the process's own if not given.
 
     Returns:
-        The exit code: 0 when the two bakes agree, 1 when they differ.
+        The exit code: 0 when all bakes agree, 1 when they differ.
     """
-    made = parser(VERB, "Bake twice from nothing, and compare the images bit for bit.")
+    made = parser(VERB, "Bake again and again from nothing, and compare the images bit for bit.")
     made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
     made.add_argument("--python", metavar="X.Y", help="the Python version")
     made.add_argument("--flavour", help="the lock to bake from")
+    made.add_argument("--all", action="store_true", help="every image that was baked here")
+    made.add_argument(
+        "--times", type=int, default=_WAYS, metavar="N", help=f"rebuilds (default: {_WAYS})"
+    )
     return run_verb(VERB, made, _act, argv)
 
 
