@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tpuforge import __version__
+from tpuforge.disclosure import ADDRESS, HIDDEN, SECRET_NAME, blot, given, secrets
 from tpuforge.paths import write_json
 from tpuforge.process import redact
 
@@ -32,15 +33,7 @@ PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "pkg:generic/tpuforge?format=build_wheel-1#docs/statement.md"
 """What the fields of the build definition mean: a package URL of this project's own page."""
 
-_HIDDEN = "***"
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
-_SECRET_NAME = re.compile(
-    r"password|passwd|token|secret|credential|cookie|auth(?!or)|api_?key|access_?key|_key$",
-    re.IGNORECASE,
-)
 _VARIABLE = re.compile(r"[\w.-]+")
-# shorter values are ordinary words, and blotting them out would spoil the text
-_SECRET_CHARACTERS = 8
 _ENVIRONMENT_OPTIONS = ("action_env", "client_env", "host_action_env", "repo_env", "test_env")
 # what upstream documents for these options; the values decide what is built
 _TOLD_VARIABLES = ("HERMETIC_PYTHON_VERSION", "WHEEL_VERSION_EXTRAS")
@@ -164,7 +157,7 @@ def statement(build: Build) -> dict[str, Any]:
     """
     source = build.source
     parameters = {
-        "source": _given(
+        "source": given(
             {
                 "repository": public_address(source.repository),
                 "ref": source.ref,
@@ -174,7 +167,7 @@ def statement(build: Build) -> dict[str, Any]:
         "target": build.target,
         "python": build.python,
         "configs": list(build.configs),
-        "remote": _given(
+        "remote": given(
             {
                 "kind": build.remote,
                 "service": _service(build.remote_url) if build.remote_url else None,
@@ -202,18 +195,18 @@ def statement(build: Build) -> dict[str, Any]:
     predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
-            "externalParameters": _given(parameters),
-            "internalParameters": _given(internal),
+            "externalParameters": given(parameters),
+            "internalParameters": given(internal),
             "resolvedDependencies": _dependencies(build),
         },
-        "runDetails": _given(run),
+        "runDetails": given(run),
     }
-    hidden = _secrets(os.environ) | _secrets(build.environment)
+    hidden = secrets(os.environ) | secrets(build.environment)
     made: dict[str, Any] = {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": build.wheel, "digest": {"sha256": build.sha256}}],
         "predicateType": PREDICATE_TYPE,
-        "predicate": _blot(predicate, sorted(hidden, key=len, reverse=True)),
+        "predicate": blot(predicate, sorted(hidden, key=len, reverse=True)),
     }
     metadata = {"startedOn": _moment(build.started), "finishedOn": _moment(build.finished)}
     # the id of this run follows from all that is told of it
@@ -229,7 +222,7 @@ def public_address(address: str) -> str:
     Args:
         address: A URL, or a path.
     """
-    return _ADDRESS.sub(lambda found: _stripped(found[0]), redact(address))
+    return ADDRESS.sub(lambda found: _stripped(found[0]), redact(address))
 
 
 def public_line(line: Iterable[str], folders: Mapping[str, Path] | None = None) -> list[str]:
@@ -270,12 +263,12 @@ def _value(option: str, value: str) -> str:
     variable, equals, _ = value.partition("=")
     # an address may have an = in its query
     named = bool(equals) and _VARIABLE.fullmatch(variable) is not None
-    hidden = f"{variable}={_HIDDEN}" if named else _HIDDEN
+    hidden = f"{variable}={HIDDEN}" if named else HIDDEN
     if option.endswith("_header"):
         return hidden
     if option in _ENVIRONMENT_OPTIONS and equals:
         return value if variable in _TOLD_VARIABLES else hidden
-    if _SECRET_NAME.search(option) or (named and _SECRET_NAME.search(variable)):
+    if SECRET_NAME.search(option) or (named and SECRET_NAME.search(variable)):
         return hidden
     if option.startswith(_SERVICE_OPTIONS):
         return _service(value)
@@ -295,17 +288,17 @@ def _stripped(address: str) -> str:
     try:
         parts = urllib.parse.urlsplit(redact(address))
     except ValueError:
-        return f"{address.partition('://')[0]}://{_HIDDEN}"
+        return f"{address.partition('://')[0]}://{HIDDEN}"
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _dependencies(build: Build) -> list[dict[str, Any]]:
     source = build.source
     repository = public_address(source.repository)
-    digest = _given({"gitCommit": source.commit, "sha256": source.tree_sha256})
+    digest = given({"gitCommit": source.commit, "sha256": source.tree_sha256})
     uri = f"git+{repository}@{source.commit}" if source.commit else f"git+{repository}"
     found: list[dict[str, Any]] = [
-        _given(
+        given(
             {
                 "name": "source",
                 "uri": uri,
@@ -316,7 +309,7 @@ def _dependencies(build: Build) -> list[dict[str, Any]]:
     ]
     for material in build.materials:
         found.append(
-            _given(
+            given(
                 {
                     "name": material.name,
                     "uri": material.uri and public_address(material.uri),
@@ -335,35 +328,5 @@ def _image_digest(image: str) -> dict[str, str]:
     return {algorithm: value}
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not known: the formats have optional fields, and no null."""
-    return {key: value for key, value in values.items() if value is not None}
-
-
 def _moment(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _secrets(environment: Mapping[str, str]) -> set[str]:
-    """What must appear nowhere: values of secret variables, and passwords in addresses."""
-    found: set[str] = set()
-    for name, value in environment.items():
-        if _SECRET_NAME.search(name):
-            found |= {value, value.strip()}
-        for address in _ADDRESS.findall(value):
-            userinfo = address.partition("://")[2].rpartition("@")[0]
-            found |= {userinfo, userinfo.partition(":")[2]}
-    found |= {urllib.parse.quote(text, safe="") for text in found}
-    return {text for text in found if len(text) >= _SECRET_CHARACTERS}
-
-
-def _blot(value: Any, hidden: Sequence[str]) -> Any:
-    """A JSON value in which no text holds a secret."""
-    if isinstance(value, dict):
-        return {key: _blot(item, hidden) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_blot(item, hidden) for item in value]
-    if isinstance(value, str):
-        for text in hidden:
-            value = value.replace(text, _HIDDEN)
-    return value
