@@ -1,0 +1,154 @@
+"""The finished images of ``out/images``, for the verbs that are about one of them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import layout as oci
+from tpuforge.images.records import read_record
+from tpuforge.paths import out_dir
+from tpuforge.pins import Pins
+
+SCHEMA = "tpuforge.image/1"
+# what the verbs about an image read of its record
+_FORM = {
+    "image": str,
+    "python": str,
+    "flavour": str,
+    "name": str,
+    "manifest_digest": str,
+    "labels": dict,
+    "inputs": dict,
+    "engine": dict,
+}
+
+
+@dataclass(frozen=True)
+class Baked:
+    """A finished image.
+
+    Attributes:
+        slug: Its folder name, such as ``runtime-py311``.
+        folder: Its folder.
+        record: Its ``image.json``.
+        image: What its layout holds.
+    """
+
+    slug: str
+    folder: Path
+    record: dict[str, Any]
+    image: oci.Image
+
+    @property
+    def layout(self) -> Path:
+        """Its OCI layout."""
+        return self.folder / "oci"
+
+    @property
+    def referrers(self) -> Path:
+        """The layout of what is attached to it."""
+        return self.folder / "referrers"
+
+    @property
+    def attestations(self) -> Path:
+        """The folder of the documents themselves, and of their record."""
+        return self.folder / "attestations"
+
+
+def add_arguments(made: argparse.ArgumentParser, *, several: bool = True) -> None:
+    """Add the arguments that choose an image.
+
+    Args:
+        made: The parser.
+        several: Whether ``--all`` is offered.
+    """
+    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
+    made.add_argument("--python", metavar="X.Y", help="the Python version")
+    made.add_argument("--flavour", help="the lock that it was baked from, as a check")
+    if several:
+        made.add_argument("--all", action="store_true", help="every image that is baked here")
+
+
+def slug_of(options: argparse.Namespace, pins: Pins) -> str:
+    """The folder name of the image that the arguments name.
+
+    Args:
+        options: With ``image`` and ``python``; each None for the pins' default.
+        pins: The pins.
+    """
+    image = options.image or pins.default_image
+    whole = out_dir() / "images" / image
+    # the builder and the simulator are the same for every Python
+    if not options.python and (whole / "image.json").is_file():
+        return str(image)
+    return f"{image}-py{(options.python or pins.default_python).replace('.', '')}"
+
+
+def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
+    """The images that the arguments name.
+
+    Args:
+        options: As :func:`add_arguments` made them.
+        pins: The pins.
+
+    Raises:
+        ForgeError: If there is none of them (exit code 2), or one is damaged (exit code 1).
+    """
+    if getattr(options, "all", False):
+        if options.image or options.python or options.flavour:
+            raise ForgeError(
+                "--all names every image already",
+                expected="--all alone, or --image, --python and --flavour",
+                mend="leave one of them out",
+            )
+        found = sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
+        if not found:
+            raise ForgeError(
+                "no image is baked here", expected="an image in out/images", mend="forge bake"
+            )
+        return [load(slug) for slug in found]
+    one = load(slug_of(options, pins))
+    if options.flavour and one.record["flavour"] != options.flavour:
+        raise ForgeError(
+            f"{one.slug} was baked from the flavour {one.record['flavour']}",
+            expected=f"the flavour {options.flavour}",
+            mend=f"forge bake --image {one.record['image']} --flavour {options.flavour}",
+        )
+    return [one]
+
+
+def load(slug: str) -> Baked:
+    """A finished image.
+
+    Args:
+        slug: Its folder name.
+
+    Raises:
+        ForgeError: If it is not there (exit code 2), or is damaged (exit code 1).
+    """
+    folder = out_dir() / "images" / slug
+    name, _, python = slug.partition("-py")
+    more = f" --python {python[0]}.{python[1:]}" if python else ""
+    mend = f"forge bake --image {name}{more}"
+    record = read_record(folder / "image.json", SCHEMA, _FORM)
+    if record is None:
+        others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))
+        raise ForgeError(
+            f"there is no finished image {slug}",
+            expected=f"one of those that are baked here: {others or 'none'}",
+            mend=mend,
+        )
+    image = oci.read_image(folder / "oci")
+    if image.manifest.digest != record["manifest_digest"]:
+        raise ForgeError(
+            f"{slug}: the layout holds {image.manifest.digest}, and image.json tells of "
+            f"{record['manifest_digest']}",
+            expected="one and the same image",
+            mend=mend,
+            exit_code=Exit.FAULT,
+        )
+    return Baked(slug, folder, record, image)

@@ -1,0 +1,310 @@
+"""What is really in an image: read out of its layers, not out of what it was to be made from.
+
+The layers are read in their order, with what a later one replaces or removes (whiteouts), so what
+is found is what a container sees.
+
+Formats: OCI image layer (whiteouts); dpkg's status file; Core metadata of installed distributions;
+os-release(5).
+"""
+
+from __future__ import annotations
+
+import email.parser
+import hashlib
+import json
+import os
+import re
+import shlex
+import tarfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from tpuforge.console import Progress
+from tpuforge.images import layout as oci
+from tpuforge.images import licences
+
+LOCK = "opt/tpuforge/lock.txt"
+FACTS = "opt/tpuforge/image.json"
+VENV = "opt/venv"
+"""The environment of an image; what else has packages is for its own commands alone."""
+
+_STATUS = "var/lib/dpkg/status"
+_RELEASES = ("etc/os-release", "usr/lib/os-release")
+_DIST_INFO = re.compile(
+    r"(?P<place>.+/(?:site|site-packages|dist-packages))/[^/]+\.dist-info/(?P<file>.+)"
+)
+_DOC = re.compile(r"usr/share/doc/(?P<package>[^/]+)(?P<copyright>/copyright)?")
+# programs that belong to no package
+_PROGRAM = re.compile(r"usr/local/s?bin/[^/]+")
+_MOST = 1 << 24
+_DIRECT = re.compile(r"\s*([a-z0-9][a-z0-9+.-]*)")
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """An installed distribution.
+
+    Attributes:
+        name: Canonical name.
+        version: Its version.
+        place: The folder it is in, without the first slash.
+        layer: Digest of the layer that brought it.
+        licence: SPDX expression of what it states.
+        requires: Its requirements, as it states them.
+        bills: Bills of materials that it carries itself (PEP 770), as paths.
+    """
+
+    name: str
+    version: str
+    place: str
+    layer: str
+    licence: str
+    requires: tuple[str, ...] = ()
+    bills: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Deb:
+    """An installed Debian package.
+
+    Attributes:
+        name: Its name.
+        version: Its version, with the epoch.
+        arch: Its architecture.
+        layer: Digest of the layer that brought it.
+        licence: SPDX expression of all licences that its copyright file names.
+        source: Name of its source package.
+        needs: For each requirement the names that meet it.
+    """
+
+    name: str
+    version: str
+    arch: str
+    layer: str
+    licence: str
+    source: str
+    needs: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A file that belongs to no package.
+
+    Attributes:
+        path: Where it is, without the first slash.
+        sha256: Its digest.
+        layer: Digest of the layer that brought it.
+    """
+
+    path: str
+    sha256: str
+    layer: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What is in an image.
+
+    Attributes:
+        release: The system's os-release; empty without one.
+        debs: Debian packages, by name.
+        wheels: Python distributions, by place and name.
+        programs: Files of no package.
+        lock: The text of the lock that the image carries; empty without one.
+        facts: What the image says of itself (``/opt/tpuforge/image.json``).
+    """
+
+    release: Mapping[str, str]
+    debs: tuple[Deb, ...]
+    wheels: tuple[Wheel, ...]
+    programs: tuple[Program, ...]
+    lock: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Layer:
+    """What one layer brings and removes."""
+
+    digest: str
+    texts: dict[str, bytes] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    emptied: list[str] = field(default_factory=list)
+
+
+def read(layout: Path, image: oci.Image, progress: Progress) -> Inventory:
+    """Read what is in an image.
+
+    Args:
+        layout: The image's layout; its blobs are taken to be checked by digest.
+        image: The image.
+        progress: Told of the bytes of the layers.
+
+    Raises:
+        ForgeError: If a layer is damaged.
+    """
+    # an image without a system below holds nothing but files of its own
+    bare = "io.tpuforge.base.suite" not in image.labels
+    order = sorted(image.layers, key=lambda layer: -layer.size)
+    with (
+        progress.step("reading the layers"),
+        ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
+    ):
+        # the largest first, so that none is left for the end
+        read_all = pool.map(lambda blob: _read(layout, blob, bare=bare), order)
+        by_digest = {layer.digest: layer for layer in read_all}
+    return _joined([by_digest[blob.digest] for blob in image.layers])
+
+
+def _read(layout: Path, blob: oci.Blob, *, bare: bool) -> _Layer:
+    found = _Layer(blob.digest)
+    with oci.open_layer(layout, blob) as tar:
+        for entry in tar:
+            name = entry.name.removeprefix("./").strip("/")
+            folder, _, last = name.rpartition("/")
+            if last == ".wh..wh..opq":
+                found.emptied.append(folder)
+            elif last.startswith(".wh."):
+                found.removed.append(f"{folder}/{last.removeprefix('.wh.')}".lstrip("/"))
+            elif entry.issym():
+                if name in _RELEASES or _DOC.fullmatch(name):
+                    found.links[name] = entry.linkname
+            elif entry.isreg():
+                _take(found, tar, entry, name, bare=bare)
+    return found
+
+
+def _take(
+    found: _Layer, tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, *, bare: bool
+) -> None:
+    info = _DIST_INFO.fullmatch(name)
+    doc = _DOC.fullmatch(name)
+    if info is not None and info["file"].startswith("sboms/"):
+        found.texts[name] = b""
+    elif (
+        name in (_STATUS, LOCK, FACTS, *_RELEASES)
+        or (info is not None and info["file"] == "METADATA")
+        or (doc is not None and doc["copyright"])
+    ):
+        file = tar.extractfile(entry)
+        found.texts[name] = file.read(_MOST) if file is not None else b""
+    elif bare or _PROGRAM.fullmatch(name):
+        file = tar.extractfile(entry)
+        digest = hashlib.sha256()
+        while file is not None and (chunk := file.read(1 << 20)):
+            digest.update(chunk)
+        found.digests[name] = digest.hexdigest()
+
+
+def _joined(layers: Sequence[_Layer]) -> Inventory:
+    texts: dict[str, tuple[bytes, str]] = {}
+    links: dict[str, tuple[str, str]] = {}
+    digests: dict[str, tuple[str, str]] = {}
+    for layer in layers:
+        for kept in (texts, links, digests):
+            for name in [name for name in kept if _gone(name, layer)]:
+                del kept[name]
+        texts |= {name: (data, layer.digest) for name, data in layer.texts.items()}
+        links |= {name: (target, layer.digest) for name, target in layer.links.items()}
+        digests |= {name: (sha256, layer.digest) for name, sha256 in layer.digests.items()}
+    return Inventory(
+        release=_release(texts),
+        debs=_debs(texts, {name: target for name, (target, _) in links.items()}),
+        wheels=_wheels(texts),
+        programs=tuple(
+            Program(path, sha256, layer) for path, (sha256, layer) in sorted(digests.items())
+        ),
+        lock=texts.get(LOCK, (b"", ""))[0].decode("utf-8", "replace"),
+        facts=_facts(texts),
+    )
+
+
+def _gone(name: str, layer: _Layer) -> bool:
+    """Whether a layer removes what a lower one brought."""
+    return any(name == path or name.startswith(f"{path}/") for path in layer.removed) or any(
+        name.startswith(f"{folder}/") for folder in layer.emptied
+    )
+
+
+def _facts(texts: Mapping[str, tuple[bytes, str]]) -> dict[str, Any]:
+    try:
+        found = json.loads(texts.get(FACTS, (b"{}", ""))[0])
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _release(texts: Mapping[str, tuple[bytes, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in reversed(_RELEASES):
+        for line in texts.get(path, (b"", ""))[0].decode("utf-8", "replace").splitlines():
+            name, equals, value = line.partition("=")
+            if equals and not name.startswith("#"):
+                found[name.strip()] = "".join(shlex.split(value))
+    return found
+
+
+def _debs(texts: Mapping[str, tuple[bytes, str]], links: Mapping[str, str]) -> tuple[Deb, ...]:
+    if _STATUS not in texts:
+        return ()
+    data, layer = texts[_STATUS]
+    found = []
+    for stanza in re.split(r"\n\n+", data.decode("utf-8", "replace").strip()):
+        package = email.parser.HeaderParser().parsestr(stanza)
+        if str(package["Status"]).split()[2:] != ["installed"]:
+            continue
+        name = str(package["Package"])
+        doc = links.get(f"usr/share/doc/{name}", name)
+        text = texts.get(f"usr/share/doc/{doc.rpartition('/')[2]}/copyright", (b"", ""))[0]
+        found.append(
+            Deb(
+                name=name,
+                version=str(package["Version"]),
+                arch=str(package["Architecture"]),
+                layer=layer,
+                licence=licences.of_deb(text.decode("utf-8", "replace")),
+                source=str(package.get("Source", name)).split()[0],
+                needs=_needs(package),
+            )
+        )
+    return tuple(sorted(found, key=lambda deb: (deb.name, deb.arch)))
+
+
+def _needs(package: Message) -> tuple[tuple[str, ...], ...]:
+    wanted = ", ".join(str(package.get(name, "")) for name in ("Pre-Depends", "Depends"))
+    groups = []
+    for group in wanted.split(","):
+        names = [found[1] for one in group.split("|") if (found := _DIRECT.match(one)) is not None]
+        if names:
+            groups.append(tuple(names))
+    return tuple(groups)
+
+
+def _wheels(texts: Mapping[str, tuple[bytes, str]]) -> tuple[Wheel, ...]:
+    found = []
+    for path, (data, layer) in texts.items():
+        info = _DIST_INFO.fullmatch(path)
+        if info is None or info["file"] != "METADATA":
+            continue
+        metadata = email.parser.HeaderParser().parsestr(data.decode("utf-8", "replace"))
+        bills = f"{path.removesuffix('METADATA')}sboms/"
+        found.append(
+            Wheel(
+                name=canonicalize_name(str(metadata["Name"])),
+                version=str(metadata["Version"]),
+                place=info["place"],
+                layer=layer,
+                licence=licences.of_wheel(metadata),
+                requires=tuple(str(one) for one in metadata.get_all("Requires-Dist", [])),
+                bills=tuple(sorted(one for one in texts if one.startswith(bills))),
+            )
+        )
+    return tuple(sorted(found, key=lambda wheel: (wheel.place, wheel.name, wheel.version)))

@@ -1,0 +1,466 @@
+"""``sbom``: write what an image is made of, and how it was made, to be attached to it.
+
+Three documents per image: bills of materials in the forms of CycloneDX and SPDX, and the provenance
+of its bake; with the health report as a fourth, if there is one of this very image. They are read
+out of the finished layers and held against the locks and the base's record, so what they name is
+what is there. The image itself is not touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tpuforge.console import Progress, print_table, size
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import attest, baked, bill, inventory, referrers
+from tpuforge.images import layout as oci
+from tpuforge.images.baked import Baked
+from tpuforge.images.bill import Part, Subject
+from tpuforge.images.inventory import VENV, Inventory
+from tpuforge.images.records import read_record
+from tpuforge.lockfile import Locked, read_lock
+from tpuforge.paths import (
+    ROOT,
+    exclusive,
+    out_dir,
+    read_json,
+    sha256_file,
+    sha256_text,
+    write_atomic,
+    write_json,
+)
+from tpuforge.pins import Pins, load
+from tpuforge.verb import Outcome, parser, run_verb
+
+VERB = "sbom"
+SCHEMA = "tpuforge.attestations/1"
+BILL = "sbom.cdx.json"
+SPDX_BILL = "sbom.spdx.json"
+STATEMENT = "provenance.json"
+HEALTH = "health.json"
+
+_FORM = {
+    "subject": str,
+    "key": str,
+    "figures": dict,
+    "referrers": [{"artifact_type": str, "digest": str, "size": int, "file": str}],
+}
+# locks of what an image has beside its own: the health suite's packages, and pip
+_OTHER_LOCKS = ("smoke", "tools")
+_CODE = ("attest", "bill", "inventory", "licences", "referrers", "sbom")
+
+
+def own_lock(found: Inventory, labels: Mapping[str, str]) -> list[Locked]:
+    """The packages of the lock that an image carries, once it is known to be the one it names.
+
+    Args:
+        found: What is in the image.
+        labels: Its labels.
+
+    Returns:
+        Its packages; none for an image without wheels.
+
+    Raises:
+        ForgeError: If the lock is not the one that the labels name, or is no lock; exit code 1.
+    """
+    if not found.lock:
+        return []
+    with tempfile.TemporaryDirectory(prefix=".lock-", dir=out_dir()) as folder:
+        path = Path(folder) / "lock.txt"
+        path.write_text(found.lock, encoding="utf-8", newline="")
+        digest = sha256_file(path)
+        wanted = labels.get("io.tpuforge.lock.sha256", "")
+        if digest != wanted:
+            raise ForgeError(
+                f"/{inventory.LOCK} in the image has the digest {digest}",
+                expected=f"{wanted or 'a digest'}, as the label io.tpuforge.lock.sha256 says",
+                mend="forge bake --no-cache",
+                exit_code=Exit.FAULT,
+            )
+        return read_lock(path)
+
+
+def _wheel_digests(image: Baked, found: Inventory) -> dict[tuple[str, str], str]:
+    """SHA-256 of every wheel of an image by name and version, out of the locks."""
+    own = own_lock(found, image.image.labels)
+    digests = {(one.name, one.version): one.sha256 for one in own}
+    environment = {
+        (wheel.name, wheel.version) for wheel in found.wheels if wheel.place.startswith(VENV)
+    }
+    absent = sorted(set(digests) - environment)
+    if absent:
+        names = ", ".join(f"{name} {version}" for name, version in absent)
+        raise _unfit(image, f"its lock names {names}, which its layers do not hold")
+    for flavour in _OTHER_LOCKS:
+        path = _other_lock(image, flavour)
+        if path.is_file():
+            for one in read_lock(path):
+                digests.setdefault((one.name, one.version), one.sha256)
+    unknown = sorted(
+        {
+            f"{wheel.name} {wheel.version} in /{wheel.place}"
+            for wheel in found.wheels
+            if (wheel.name, wheel.version) not in digests and _from_a_wheel(wheel.place)
+        }
+    )
+    if unknown:
+        raise _unfit(image, f"its layers hold {', '.join(unknown)}, which no lock names")
+    return digests
+
+
+def _from_a_wheel(place: str) -> bool:
+    """Whether a folder is filled by the bake, and not by the base."""
+    return place.startswith((VENV, "opt/tpuforge"))
+
+
+def _other_lock(image: Baked, flavour: str) -> Path:
+    return ROOT / "lock" / f"{flavour}-py{image.record['python'].replace('.', '')}.txt"
+
+
+def _unfit(image: Baked, what: str) -> ForgeError:
+    return ForgeError(
+        f"{image.slug}: {what}",
+        expected="exactly what the locks and the base's record name",
+        mend=f"forge bake --image {image.record['image']}, if a lock has changed since",
+        exit_code=Exit.FAULT,
+    )
+
+
+def _base_record(image: Baked) -> tuple[Path, dict[str, Any]] | None:
+    """The record of the base that an image stands on, found by its digest."""
+    wanted = image.record.get("base_digest")
+    for path in sorted((out_dir() / "base").glob("*.json")):
+        record = read_json(path)
+        if isinstance(record, dict) and record.get("manifest_digest") == wanted:
+            return path, record
+    return None
+
+
+def _deb_digests(
+    image: Baked, found: Inventory, base: Mapping[str, Any] | None
+) -> dict[tuple[str, str, str], str]:
+    """SHA-256 of every Debian package of an image, out of the base's record."""
+    if base is None:
+        return {}
+    digests = {
+        (one["name"], one["version"], one["arch"]): str(one["sha256"]) for one in base["packages"]
+    }
+    real = {(deb.name, deb.version, deb.arch) for deb in found.debs}
+    wrong = [f"no {' '.join(one)}" for one in sorted(set(digests) - real)]
+    wrong += [f"{' '.join(one)} beside it" for one in sorted(real - set(digests))]
+    if wrong:
+        raise _unfit(image, f"its layers hold, of what the base's record names, {wrong}")
+    return digests
+
+
+def subject_of(image: Baked, pins: Pins) -> Subject:
+    """The image as its documents name it.
+
+    Args:
+        image: The image.
+        pins: The pins.
+    """
+    return Subject(
+        str(image.record["name"]), image.image.manifest.digest, image.image.labels, pins.epoch
+    )
+
+
+def _source(image: Baked, pins: Pins) -> attest.Checkout:
+    """The commit that the image was baked from, as far as it can be known now."""
+    found = attest.checkout()
+    if found.commit is None:
+        return found
+    changed = _changed(image, pins)
+    if changed:
+        return attest.Checkout(None, why=f"{', '.join(changed)} changed since the bake")
+    return found
+
+
+def _changed(image: Baked, pins: Pins) -> list[str]:
+    """The inputs of a bake that the checkout has otherwise by now."""
+    # the bake's own way to read them; imported here since a report does not need it
+    from tpuforge.images import bake  # noqa: PLC0415
+
+    record = image.record
+    options = argparse.Namespace(
+        image=record["image"], python=record["python"] or None, flavour=record["flavour"] or None
+    )
+    target = bake.choose(options, pins)
+    now = bake.recipe(target).read_inputs(target, pins).parts
+    before = record["inputs"]
+    # a given wheel gives the image another name; its digest is a material of its own
+    skipped = {"the image's name", "the wheel that was given"} if record.get("overlay") else set()
+    return [
+        name for name, value in now.items() if name not in skipped and before.get(name) != value
+    ]
+
+
+def _health(image: Baked) -> bytes | None:
+    """The health report of this very image, whole as the suite left it; None without one."""
+    folder = out_dir() / "health" / image.slug
+    run = read_json(folder / "run.json")
+    if not isinstance(run, dict) or run.get("manifest_digest") != image.record["manifest_digest"]:
+        return None
+    path = folder / HEALTH
+    if not path.is_file() or sha256_file(path) != run.get("sha256"):
+        return None
+    return path.read_bytes()
+
+
+def _key(
+    image: Baked, pins: Pins, base: tuple[Path, dict[str, Any]] | None, source: attest.Checkout
+) -> str:
+    """The hash of all that the documents depend on."""
+    here = Path(__file__).parent
+    health = _health(image)
+    locks = [_other_lock(image, flavour) for flavour in _OTHER_LOCKS]
+    return sha256_text(
+        json.dumps(image.record, sort_keys=True),
+        str(pins.epoch),
+        pins.torch.index,
+        sha256_file(base[0]) if base else "",
+        repr(source),
+        health.decode("utf-8", "replace") if health is not None else "",
+        *(sha256_file(path) if path.is_file() else "" for path in locks),
+        *(sha256_file(here / f"{name}.py") for name in _CODE),
+    )
+
+
+def record_of(image: Baked) -> dict[str, Any] | None:
+    """The record of an image's documents; None if there is none, or it is of another image.
+
+    Args:
+        image: The image.
+    """
+    record = read_record(image.attestations / "attestations.json", SCHEMA, _FORM)
+    if record is None or record["subject"] != image.image.manifest.digest:
+        return None
+    return record
+
+
+def _whole(image: Baked, record: Mapping[str, Any]) -> bool:
+    """Whether every document and every referrer is there, of its digest."""
+    try:
+        found, blob = referrers.read_layout(image.referrers, image.image.manifest.digest)
+        if [one.digest for one in found] != [one["digest"] for one in record["referrers"]]:
+            return False
+        return all(
+            one.subject == image.image.manifest.digest
+            and blob(one.blob.digest) == (image.attestations / one.name).read_bytes()
+            for one in found
+        )
+    except (ForgeError, OSError):
+        return False
+
+
+def parts_of(image: Baked, found: Inventory, pins: Pins) -> list[Part]:
+    """Everything in an image, held against its locks and its base's record.
+
+    Args:
+        image: The image.
+        found: What is in its layers.
+        pins: The pins.
+
+    Raises:
+        ForgeError: If they do not agree; exit code 1.
+    """
+    base = _base_record(image)
+    return bill.parts(
+        found,
+        _wheel_digests(image, found),
+        _deb_digests(image, found, base[1] if base else None),
+        torch_index=pins.torch.index,
+        labels=image.image.labels,
+    )
+
+
+def write(image: Baked, pins: Pins, progress: Progress, *, release: bool = False) -> Outcome:
+    """Have the documents of an image, and their layout.
+
+    Args:
+        image: The image.
+        pins: The pins.
+        progress: Told what happens.
+        release: Refuse an image whose commit is not known, or was not clean.
+
+    Raises:
+        ForgeError: If the image is not what its locks and its base say; exit code 1.
+    """
+    source = _source(image, pins)
+    if release and (source.commit is None or source.dirty):
+        raise ForgeError(
+            f"{image.slug}: the commit that it was baked from is not known: "
+            + (source.why or "files differ from the commit"),
+            expected="an image that was baked from a clean checkout, which is as it was then",
+            mend="git status; then forge bake, and forge sbom --release",
+            exit_code=Exit.FAULT,
+        )
+    base = _base_record(image)
+    key = _key(image, pins, base, source)
+    before = record_of(image)
+    if before is not None and before["key"] == key and _whole(image, before):
+        return _outcome(image, before, source, unchanged=True)
+    bad = _damaged(image, progress)
+    if bad:
+        raise ForgeError(
+            f"{image.slug} has damaged blobs: {', '.join(blob.digest for blob in bad)}",
+            expected="every blob of the digest that names it",
+            mend=f"forge bake --image {image.record['image']}",
+            exit_code=Exit.FAULT,
+        )
+    found = inventory.read(image.layout, image.image, progress)
+    made = parts_of(image, found, pins)
+    subject = subject_of(image, pins)
+    statement = attest.statement(subject, image.record, made, source)
+    documents = [
+        referrers.Artifact(
+            referrers.CYCLONEDX, BILL, bill.cyclonedx(subject, made, found.release).encode()
+        ),
+        referrers.Artifact(referrers.SPDX, SPDX_BILL, bill.spdx(subject, made).encode()),
+        referrers.Artifact(
+            referrers.PROVENANCE,
+            STATEMENT,
+            (json.dumps(statement, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode(),
+            {"in-toto.io/predicate-type": attest.PREDICATE_TYPE},
+        ),
+    ]
+    health = _health(image)
+    if health is not None:
+        documents.append(referrers.Artifact(referrers.HEALTH, HEALTH, health))
+    record_path = image.attestations / "attestations.json"
+    record_path.unlink(missing_ok=True)
+    for document in documents:
+        write_atomic(image.attestations / document.name, document.data)
+    if health is None:
+        (image.attestations / HEALTH).unlink(missing_ok=True)
+    attached = referrers.write(image.referrers, image.image.manifest, documents)
+    kinds = [part.kind for part in made]
+    record = {
+        "schema": SCHEMA,
+        "subject": subject.digest,
+        "key": key,
+        "referrers": [
+            {
+                "artifact_type": one.kind,
+                "digest": one.digest,
+                "size": one.size,
+                "file": f"attestations/{one.name}",
+            }
+            for one in attached
+        ],
+        "figures": {
+            "debs": kinds.count("deb"),
+            "wheels": kinds.count("wheel"),
+            "files": kinds.count("file"),
+            "without_digest": sum(not part.sha256 for part in made),
+            "bytes": {document.name: len(document.data) for document in documents},
+        },
+    }
+    write_json(record_path, record)
+    return _outcome(image, record, source, unchanged=False)
+
+
+def _damaged(image: Baked, progress: Progress) -> list[oci.Blob]:
+    with progress.step(f"verifying the digests of {image.slug}", image.image.compressed):
+        return oci.wrong(image.layout, image.image, progress.advance)
+
+
+def _outcome(
+    image: Baked, record: Mapping[str, Any], source: attest.Checkout, *, unchanged: bool
+) -> Outcome:
+    figures = record["figures"]
+    what = ", ".join(
+        f"{figures[name]} {word}"
+        for name, word in (("debs", "Debian packages"), ("wheels", "wheels"), ("files", "files"))
+        if figures[name]
+    )
+    notes = []
+    if source.commit is None:
+        notes.append(f"the provenance of {image.slug} names no commit: {source.why}")
+    elif source.dirty:
+        notes.append(f"{image.slug} was baked from a checkout with changes beside its commit")
+    if figures["without_digest"]:
+        notes.append(
+            f"of {figures['without_digest']} things in {image.slug} no digest is known: "
+            "the record of its base is not here"
+        )
+    if HEALTH not in figures["bytes"]:
+        notes.append(f"there is no health report of this very {image.slug}: forge smoke, then sbom")
+    return Outcome(
+        "unchanged" if unchanged else "done",
+        f"{image.slug}: {what}; {len(record['referrers'])} documents for {record['subject'][:19]}…",
+        data={"slug": image.slug, "folder": str(image.folder), **record},
+        notes=notes,
+    )
+
+
+def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
+    pins = load()
+    images = baked.choose(options, pins)
+    made = []
+    for image in images:
+        with exclusive(
+            f"sbom-{image.slug}", lambda who: progress.note(f"waiting for {who}, which does this")
+        ):
+            made.append(write(image, pins, progress, release=options.release))
+    if not options.json:
+        _print(made)
+    for note in [note for one in made for note in one.notes]:
+        progress.note(note)
+    if len(made) == 1:
+        return made[0]
+    return Outcome(
+        "unchanged" if all(one.status == "unchanged" for one in made) else "done",
+        "; ".join(one.summary for one in made),
+        data={"images": [one.data for one in made]},
+        notes=[note for one in made for note in one.notes],
+    )
+
+
+def _print(made: Sequence[Outcome]) -> None:
+    rows = []
+    for one in made:
+        for entry in one.data["referrers"]:
+            path = Path(one.data["folder"]) / entry["file"]
+            name = f"{one.data['slug']}/{entry['file']}"
+            rows.append((name, size(path.stat().st_size), entry["digest"][:19] + "…"))
+    print_table(("document", "size", "referrer"), rows, title=str(out_dir() / "images"))
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The verb's arguments."""
+    made = parser(
+        VERB, "Write an image's bills of materials and its provenance, to be attached to it."
+    )
+    baked.add_arguments(made)
+    made.add_argument(
+        "--release",
+        action="store_true",
+        help="refuse an image that was not baked from a clean commit of this checkout",
+    )
+    return made
+
+
+def _result_name(options: argparse.Namespace) -> str:
+    return VERB if options.all else f"{VERB}-{baked.slug_of(options, load())}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb.
+
+    Args:
+        argv: Its arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
