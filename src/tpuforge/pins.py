@@ -378,6 +378,11 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
         if found.python not in ("", version):
             expected = f"a set with Python {version}, not {found.python}"
             raise top.bad(f'python.suite."{version}"', suite, expected)
+    for suite in set(pins.suites.values()):
+        several = [version for version, label in pins.suites.items() if label == suite]
+        if len(several) > 1:
+            # a base has one Python
+            raise top.bad(f'python.suite."{several[0]}"', suite, f"not that of {several[1]} too")
     for one in pins.debian.values():
         if one.python and one.python not in pins.standalone:
             where = f"debian.{one.name}.{one.extra}.python"

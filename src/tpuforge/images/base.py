@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import debian, oci
+from tpuforge.images import debian, oci, standalone
 from tpuforge.images.host import apt_install, can_install, remove_tree, which
 from tpuforge.images.records import read_record
 from tpuforge.paths import (
@@ -32,7 +32,7 @@ from tpuforge.paths import (
     sha256_tree,
     write_json,
 )
-from tpuforge.pins import Pins, Suite, load
+from tpuforge.pins import Pins, Standalone, Suite, load
 from tpuforge.process import clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -132,17 +132,25 @@ def record_path(label: str) -> Path:
     return out_dir() / "base" / f"{label}.json"
 
 
-def base_key(lock_sha256: str, suite: Suite, epoch: int) -> str:
+def base_key(lock_sha256: str, suite: Suite, pins: Pins) -> str:
     """The hash of all that the base depends on.
 
     Args:
         lock_sha256: Digest of the lock.
         suite: The suite and its packages.
-        epoch: Seconds since 1970.
+        pins: The pins; the epoch and the standalone Python count.
     """
     here = Path(__file__).parent
-    recipe = sha256_tree(here / "base.py", here / "oci.py")
-    return sha256_text(SCHEMA, lock_sha256, suite.name, *suite.packages, str(epoch), recipe)
+    recipe = sha256_tree(*(here / name for name in ("base.py", "oci.py", "standalone.py")))
+    python = _python_of(suite, pins)
+    own = [python.version, python.sha256] if python is not None else []
+    given = [SCHEMA, lock_sha256, suite.name, *suite.packages, *own, str(pins.epoch), recipe]
+    return sha256_text(*given)
+
+
+def _python_of(suite: Suite, pins: Pins) -> Standalone | None:
+    """The standalone build of CPython that a base carries, if it does."""
+    return pins.standalone[suite.python] if suite.python else None
 
 
 def damage(record: dict[str, Any]) -> str:
@@ -179,7 +187,8 @@ def ensure_base(
     path = debian.lock_path(suite.label)
     lock = debian.read_deb_lock(path)
     debian.check_asked(lock, suite, path)
-    key = base_key(lock.sha256, suite, pins.epoch)
+    _check_python(lock.debs, suite, pins)
+    key = base_key(lock.sha256, suite, pins)
     ready = _ready(suite, key, progress, release=release, verify=verify)
     if ready is not None:
         return ready
@@ -188,7 +197,38 @@ def ensure_base(
         if ready is not None:
             return ready
         _ensure_tools(progress)
-        return _make(suite, pins.epoch, lock, key, progress, release=release)
+        return _make(suite, pins, lock, key, progress, release=release)
+
+
+def _check_python(debs: Sequence[debian.Deb], suite: Suite, pins: Pins) -> None:
+    """Refuse packages with another Python than the pins say the suite has."""
+    found = next((deb.version for deb in debs if deb.name == "python3"), "")
+    if suite.python and found:
+        raise ForgeError(
+            f"the packages of {suite.label} bring Debian's python3 {found} along",
+            expected=f"one Python in a base, here the standalone build of {suite.python}",
+            mend="see with what: apt-get install --simulate, and edit lock/pins.toml",
+            exit_code=Exit.FAULT,
+        )
+    for python, label in pins.suites.items():
+        if label == suite.name and found and not re.match(rf"{re.escape(python)}\b", found):
+            raise ForgeError(
+                f"python3 of {suite.name} is {found}, not {python}",
+                expected=f"the suite whose own python3 is {python}",
+                mend="set python.suite in lock/pins.toml to what the suites have today"
+                + _moves(suite),
+                exit_code=Exit.FAULT,
+            )
+
+
+def _moves(suite: Suite) -> str:
+    """A word on a suite that is never the same for long; empty for the others."""
+    if not suite.rolling:
+        return ""
+    return (
+        f"; {suite.name} is Debian's testing, which moves every day: renew its lock often, and "
+        "keep the snapshot archive within reach"
+    )
 
 
 def _read(label: str) -> dict[str, Any] | None:
@@ -243,7 +283,7 @@ def _ensure_tools(progress: Progress) -> None:
 
 
 def _make(
-    suite: Suite, epoch: int, lock: debian.DebLock, key: str, progress: Progress, *, release: bool
+    suite: Suite, pins: Pins, lock: debian.DebLock, key: str, progress: Progress, *, release: bool
 ) -> dict[str, Any]:
     gone = debian.fetch(lock, progress)
     debs = list(lock.debs)
@@ -256,10 +296,10 @@ def _make(
                 expected=f"every package of lock/debian/{suite.label}.lock on the mirror or in the "
                 "snapshot archive",
                 mend=f"let the snapshot archive be reached (TPUFORGE_DEBIAN_SNAPSHOT), or: "
-                f"{debian.RELOCK}",
+                f"{debian.RELOCK}{_moves(suite)}",
                 exit_code=Exit.FAULT,
             )
-        debs, drift = _drifted(suite, lock, progress)
+        debs, drift = _drifted(suite, pins, lock, progress)
     base = out_dir() / "base"
     for old in [*base.glob(".work-*"), *_MEMORY.glob(f"{_memory_prefix()}*")]:
         # a killed run's mmdebstrap may still be writing there; the next run clears it then
@@ -268,7 +308,7 @@ def _make(
     base.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".work-", dir=base))
     try:
-        record = _build(suite, epoch, debs, work, progress)
+        record = _build(suite, pins, debs, work, progress)
         record |= {"key": key, "drift": drift, "lock_sha256": lock.sha256}
         layout = base / f"{suite.label}-{record['manifest_digest'].removeprefix('sha256:')[:12]}"
         record["layout"] = layout.relative_to(out_dir()).as_posix()
@@ -287,10 +327,11 @@ def _make(
 
 
 def _drifted(
-    suite: Suite, lock: debian.DebLock, progress: Progress
+    suite: Suite, pins: Pins, lock: debian.DebLock, progress: Progress
 ) -> tuple[list[debian.Deb], list[str]]:
     """Take today's packages instead of the locked ones, into out/, and say so loudly."""
     debs = debian.resolve(suite, progress)
+    _check_python(debs, suite, pins)
     before = {deb.name: deb for deb in lock.debs}
     after = {deb.name: deb for deb in debs}
     drift = []
@@ -303,7 +344,8 @@ def _drifted(
     debian.write_deb_lock(path, suite, debs)
     progress.note(
         f"THE BASE IS NOT THE LOCKED ONE: {len(drift)} packages differ ({'; '.join(drift[:5])}"
-        f"{' …' if len(drift) > 5 else ''}); renew the lock with: {debian.RELOCK}",
+        f"{' …' if len(drift) > 5 else ''}); renew the lock with: {debian.RELOCK}"
+        f"{_moves(suite)}",
         loud=True,
     )
     left = debian.fetch(debian.read_deb_lock(path), progress)
@@ -317,14 +359,21 @@ def _drifted(
 
 
 def _build(
-    suite: Suite, epoch: int, debs: Sequence[debian.Deb], work: Path, progress: Progress
+    suite: Suite, pins: Pins, debs: Sequence[debian.Deb], work: Path, progress: Progress
 ) -> dict[str, Any]:
     """Install the packages and wrap the result as a layout in ``work/layout``."""
+    epoch, python, hooks = pins.epoch, _python_of(suite, pins), []
+    if python is not None:
+        unpacked = work / "python.tar"
+        build = standalone.have(python, progress)
+        standalone.write_tar(build, unpacked, python.version, epoch)
+        compiled = shlex.join(standalone.compile_command(python.version))
+        hooks = [f"tar-in {shlex.quote(str(unpacked))} /", f'chroot "$1" {compiled}']
     repository = work / "repository"
     repository.mkdir()
     debian.flat_repository(debs, repository)
     with progress.step(f"installing {len(debs)} packages into the base of {suite.label}"):
-        raw = _mmdebstrap(repository, debs, work, epoch, progress)
+        raw = _mmdebstrap(repository, debs, work, epoch, progress, hooks=hooks)
     with progress.step("writing the base layer"):
         _check_installed(raw, debs)
         tar = work / "layer.tar"
@@ -340,14 +389,16 @@ def _build(
             },
             folders=[oci.Folder(f"home/{USER}", UID)],
         )
-        if "libtcmalloc-minimal4" in suite.packages and not _has(layer, PRELOAD):
+        asked = any(package.startswith("libtcmalloc-minimal4") for package in suite.packages)
+        if asked and not _has(layer, PRELOAD):
             raise ForgeError(
                 f"the base has no {PRELOAD}",
                 expected="the allocator of libtcmalloc-minimal4, which images preload",
                 mend="see what the package ships today: dpkg -L libtcmalloc-minimal4",
                 exit_code=Exit.FAULT,
             )
-        title = f"Debian {suite.name}: {' '.join(suite.packages)}"
+        own = f", and CPython {python.version}" if python is not None else ""
+        title = f"Debian {suite.name}: {' '.join(suite.packages)}{own}"
         digest = oci.write_layout(work / "layout", tar, layer, epoch=epoch, title=title)
     return {
         "schema": SCHEMA,
@@ -360,6 +411,15 @@ def _build(
         "user": USER,
         "uid": UID,
         "packages": [deb.as_dict() for deb in sorted(debs)],
+        "standalone": None
+        if python is None
+        else {
+            "name": "cpython",
+            "version": python.version,
+            "file": python.file,
+            "url": python.url,
+            "sha256": python.sha256,
+        },
     }
 
 
@@ -372,9 +432,15 @@ def _line(text: str) -> oci.Edit:
 
 
 def _mmdebstrap(
-    repository: Path, debs: Sequence[debian.Deb], work: Path, epoch: int, progress: Progress
+    repository: Path,
+    debs: Sequence[debian.Deb],
+    work: Path,
+    epoch: int,
+    progress: Progress,
+    *,
+    hooks: Sequence[str],
 ) -> Path:
-    """Install packages from a flat repository into a tar below a folder."""
+    """Install packages from a flat repository into a tar below a folder; hooks come last."""
     target = work / "raw.tar"
     root = os.geteuid() == 0
     env = clean_env(SOURCE_DATE_EPOCH=str(epoch))
@@ -402,6 +468,7 @@ def _mmdebstrap(
         f"--setup-hook=copy-in {shlex.quote(str(repository))} /",
         f"--setup-hook={_SOURCE}",
         f'--customize-hook=rm -r "$1/{repository.name}"',
+        *(f"--customize-hook={hook}" for hook in hooks),
         "--format=tar",
         "",
         str(target),
@@ -475,7 +542,7 @@ def _check_installed(tar: Path, debs: Sequence[debian.Deb]) -> None:
         )
 
 
-def _relock(suites: Sequence[Suite], progress: Progress) -> Outcome:
+def _relock(suites: Sequence[Suite], pins: Pins, progress: Progress) -> Outcome:
     """Write the locks of some sets from what the mirror offers today."""
     _ensure_tools(progress)
     rows: list[str] = []
@@ -486,6 +553,7 @@ def _relock(suites: Sequence[Suite], progress: Progress) -> Outcome:
             path = debian.lock_path(suite.label)
             before = debian.read_deb_lock(path) if path.is_file() else None
             debs = debian.resolve(suite, progress)
+            _check_python(debs, suite, pins)
             known = set(before.debs) if before is not None else set()
             old = {deb.name: deb.version for deb in known}
             new = {deb.name: deb.version for deb in debs}
@@ -521,7 +589,8 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         )
     suite = pins.debian[name]
     if options.relock:
-        return _relock([suite] if options.suite else list(pins.debian.values()), progress)
+        suites = [suite] if options.suite else list(pins.debian.values())
+        return _relock(suites, pins, progress)
     before = _read(name)
     record = ensure_base(suite, pins, progress, release=options.release)
     summary = (
