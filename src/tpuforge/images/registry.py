@@ -29,7 +29,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import distribution, host
 from tpuforge.images import layout as oci
 from tpuforge.images.distribution import INDEX, Access, Client, NotThereError, TransientError
-from tpuforge.paths import out_dir, sha256_file, user_path, write_atomic
+from tpuforge.paths import out_dir, sha256_file, user_path, write_atomic, write_json
 from tpuforge.process import Completed, clean_env, run
 
 TRIES = 5
@@ -114,6 +114,31 @@ class Reference:
             tag: The tag.
         """
         return replace(self, tag=tag, digest="")
+
+    def checked_tag(self, tag: str) -> Self:
+        """The same repository at a tag that a person gave.
+
+        Args:
+            tag: The tag.
+
+        Raises:
+            ForgeError: If it cannot be one.
+        """
+        if not _TAG.fullmatch(tag):
+            raise ForgeError(
+                f"{tag!r} cannot be a tag",
+                expected="up to 128 letters, digits, - . _, the first none of - and .",
+                mend="choose another --tag",
+            )
+        return self.at_tag(tag)
+
+    def below(self, name: str) -> Self:
+        """A repository under this one.
+
+        Args:
+            name: The last part of its name.
+        """
+        return replace(self, name=f"{self.name}/{name}")
 
     def at_digest(self, digest: str) -> Self:
         """The same repository at a digest.
@@ -264,13 +289,29 @@ class Registry:
         if path.is_file() and f"sha256:{sha256_file(path)}" == digest:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.parent / f".{path.name}.partial"
+        self.take(ref, digest, path.parent / f".{path.name}.partial").replace(path)
+        return path
+
+    def take(self, ref: Reference, digest: str, target: Path) -> Path:
+        """Write a blob to a file, checked by digest.
+
+        Args:
+            ref: A reference into its repository.
+            digest: ``sha256:…``.
+            target: The file; what is there counts as the blob's beginning.
+
+        Returns:
+            The file.
+
+        Raises:
+            NotThereError: If there is none.
+            ForgeError: As :meth:`manifest`.
+        """
         client = self._client(ref)
         doing = f"taking {digest[:19]}… from {ref.repository}"
         with self.progress.step(doing):
-            self._patiently(doing, lambda: client.blob(digest, partial, self.progress.advance))
-        partial.replace(path)
-        return path
+            self._patiently(doing, lambda: client.blob(digest, target, self.progress.advance))
+        return target
 
     def put(self, ref: Reference, data: bytes, kind: str) -> None:
         """Put a manifest or index under a tag or its digest, and read it back.
@@ -339,14 +380,15 @@ class Registry:
         self._patiently(f"asking {ref.host}", client.ping)
         if not move:
             self.check_tags(ref, names, digest)
-        absent = [blob for blob in (image.config, *image.layers) if not self._has(client, blob)]
+        blobs = list(dict.fromkeys((image.config, *image.layers)))
+        absent = [blob for blob in blobs if not self._has(client, blob)]
         self._send(layout, image, ref, f"sending {digest[:19]}… to {ref.repository}", absent)
         self.check(ref.at_digest(digest), digest)
         data = image.manifest.path(layout).read_bytes()
         for name in names:
             self.put(ref.at_tag(name), data, image.manifest.media_type)
-        total = 1 + len(image.layers)
-        return Copied(digest, len(absent), sum(b.size for b in absent), total - len(absent))
+        there = len(blobs) - len(absent)
+        return Copied(digest, len(absent), sum(blob.size for blob in absent), there)
 
     def check_tags(self, ref: Reference, tags: Sequence[str], digest: str) -> None:
         """See that no tag names another image.
@@ -424,11 +466,16 @@ class Registry:
         for blob in wanted:
             _keep_or_seed(blob, layout, seeds)
         absent = [blob for blob in wanted if not blob.path(layout).is_file()]
-        (layout / "index.json").unlink(missing_ok=True)
-        source = f"docker://{ref.at_digest(digest)}"
         total = sum(blob.size for blob in absent)
-        doing = f"taking {digest[:19]}… from {ref.repository} ({size(total)})"
-        self._copy(doing, ref, source, "oci:.", folder=layout)
+        (layout / "index.json").unlink(missing_ok=True)
+        if absent:
+            source = f"docker://{ref.at_digest(digest)}"
+            doing = f"taking {digest[:19]}… from {ref.repository} ({size(total)})"
+            self._copy(doing, ref, source, "oci:.", folder=layout)
+        else:
+            manifest = oci.Blob(digest, len(data), kind)
+            write_atomic(manifest.path(layout), data)
+            _write_index(layout, manifest)
         image = oci.read_image(layout)
         bad = oci.wrong(layout, image)
         if image.manifest.digest != digest or bad:
@@ -442,6 +489,58 @@ class Registry:
                 exit_code=Exit.FAULT,
             )
         return Copied(digest, len(absent), total, len(wanted) - len(absent))
+
+    def copy_referrers_out(self, ref: Reference, layout: Path) -> list[dict[str, str]]:
+        """Take what is attached to an image, by the index under the tag that OCI 1.1 names.
+
+        Args:
+            ref: The image, with its digest.
+            layout: A folder; an OCI layout in the form of :meth:`copy_referrers` afterwards, or
+                gone if nothing is attached.
+
+        Returns:
+            ``digest`` and ``artifact_type`` of each.
+
+        Raises:
+            ForgeError: If something of it is attached to another image or has another digest (exit
+                code 1); if the registry does not answer or refuses (2).
+        """
+        shutil.rmtree(layout, ignore_errors=True)
+        tag = fallback_tag(ref.digest)
+        try:
+            index = self.manifest(ref.at_tag(tag))
+        except NotThereError:
+            return []
+        blobs = layout / "blobs" / "sha256"
+        blobs.mkdir(parents=True)
+
+        def keep(data: bytes) -> None:
+            write_atomic(blobs / _digest(data).removeprefix("sha256:"), data)
+
+        try:
+            keep(index)
+            for entry in json.loads(index)["manifests"]:
+                data = self.manifest(ref.at_digest(entry["digest"]))
+                keep(data)
+                body = json.loads(data)
+                for blob in (body["config"], *body["layers"]):
+                    if not _DIGEST.fullmatch(blob["digest"]):
+                        raise ValueError(f"the digest {blob['digest']!r}")
+                    self.take(ref, blob["digest"], blobs / blob["digest"].removeprefix("sha256:"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ForgeError(
+                f"{ref.at_tag(tag)} is not an index of what is attached: {error}",
+                expected="manifests with a subject, and an index of them",
+                mend="look at that tag",
+                exit_code=Exit.FAULT,
+            ) from error
+        _write_index(layout, oci.Blob(_digest(index), len(index), INDEX), tag)
+        _, images = read_referrers(layout, ref.digest)
+        kinds = {
+            e["digest"]: str(e.get("artifactType", "")) for e in json.loads(index)["manifests"]
+        }
+        found = [image.manifest.digest for image in images]
+        return [{"digest": digest, "artifact_type": kinds[digest]} for digest in found]
 
     def _manifest(self, ref: Reference) -> tuple[bytes, str]:
         client = self._client(ref)
@@ -684,15 +783,22 @@ def _alone(layout: Path, image: oci.Image) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tpuforge-") as name:
         folder = Path(name)
         (folder / "blobs").symlink_to(layout.absolute() / "blobs")
-        entry = {
-            "mediaType": image.manifest.media_type,
-            "digest": image.manifest.digest,
-            "size": image.manifest.size,
-        }
-        index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}
-        (folder / "index.json").write_text(json.dumps(index))
-        (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+        _write_index(folder, image.manifest)
         yield folder
+
+
+def _write_index(layout: Path, manifest: oci.Blob, ref_name: str = "") -> None:
+    """Make a folder of blobs the layout of one manifest or index."""
+    entry: dict[str, Any] = {
+        "mediaType": manifest.media_type,
+        "digest": manifest.digest,
+        "size": manifest.size,
+    }
+    if ref_name:
+        entry["annotations"] = {_REF_NAME: ref_name}
+    write_atomic(layout / "oci-layout", '{"imageLayoutVersion":"1.0.0"}')
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}
+    write_json(layout / "index.json", index)
 
 
 def _image(data: bytes, kind: str, ref: Reference, digest: str) -> list[oci.Blob]:

@@ -1,0 +1,340 @@
+"""``push``: put baked images into a registry, with what is attached to them.
+
+An image goes there by digest, then what is attached to it, then the tags; so a tag never names half
+of anything. What is there already is not sent, and in the end the registry must have, under every
+tag, the very digest that was baked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tpuforge.console import Progress, print_table, size
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import layout as oci
+from tpuforge.images.records import read_record
+from tpuforge.images.registry import (
+    Copied,
+    Reference,
+    Registry,
+    add_options,
+    fallback_tag,
+    from_options,
+)
+from tpuforge.paths import exclusive, out_dir, read_json, write_json
+from tpuforge.pins import load
+from tpuforge.verb import Outcome, parser, run_verb
+
+VERB = "push"
+_SLUG = re.compile(r"[a-z][a-z0-9-]*")
+_FORM = {"image": str, "python": str, "name": str, "manifest_digest": str}
+
+
+@dataclass(frozen=True)
+class Baked:
+    """A baked image of this machine.
+
+    Attributes:
+        slug: Its folder in ``out/images``.
+        image: Its name in the tree.
+        tag: Its own tag, made of versions.
+        digest: Its manifest's digest.
+    """
+
+    slug: str
+    image: str
+    tag: str
+    digest: str
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return out_dir() / "images" / self.slug
+
+
+def choose(options: argparse.Namespace) -> list[str]:
+    """The folders of the images that the arguments name.
+
+    Args:
+        options: With ``image``, ``python`` and ``all``.
+
+    Raises:
+        ForgeError: If they contradict each other, or there is no such image here.
+    """
+    if options.all:
+        if options.image or options.python:
+            raise ForgeError(
+                "--all was given with --image or --python",
+                expected="one of them",
+                mend="leave one out",
+            )
+        found = sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
+        if not found:
+            raise _none("no image is baked here", "forge bake")
+        return found
+    pins = load()
+    image = options.image or pins.default_image
+    python = options.python or pins.default_python
+    slugs = [f"{image}-py{python.replace('.', '')}", *([] if options.python else [image])]
+    for slug in slugs:
+        if _SLUG.fullmatch(slug) and (out_dir() / "images" / slug / "image.json").is_file():
+            return [slug]
+    words = f" --image {image}" if options.image else ""
+    words += f" --python {options.python}" if options.python else ""
+    raise _none(f"the image {slugs[0]} is not baked here", f"forge bake{words}")
+
+
+def _none(found: str, mend: str) -> ForgeError:
+    return ForgeError(found, expected="an image in out/images", mend=mend)
+
+
+def read_baked(slug: str) -> Baked:
+    """The record of a baked image.
+
+    Args:
+        slug: Its folder in ``out/images``.
+
+    Raises:
+        ForgeError: If it is damaged, or its layout holds another image; exit code 1.
+    """
+    folder = out_dir() / "images" / slug
+    record = read_record(folder / "image.json", "tpuforge.image/1", _FORM)
+    if record is None:
+        raise ForgeError(
+            f"{folder / 'image.json'} is not the record of an image",
+            expected="what bake wrote",
+            mend="forge bake",
+            exit_code=Exit.FAULT,
+        )
+    found = oci.read_image(folder / "oci").manifest.digest
+    if found != record["manifest_digest"]:
+        raise ForgeError(
+            f"{folder / 'oci'} holds another image than its record says: {found}",
+            expected=record["manifest_digest"],
+            mend="forge bake",
+            exit_code=Exit.FAULT,
+        )
+    return Baked(slug, record["image"], record["name"].rpartition(":")[2], found)
+
+
+def push(
+    baked: Baked,
+    ref: Reference,
+    registry: Registry,
+    progress: Progress,
+    *,
+    tags: Sequence[str] = (),
+    gzip: bool = False,
+    move: bool = False,
+    read_back: bool = False,
+) -> Outcome:
+    """Put one image into a repository.
+
+    Args:
+        baked: The image.
+        ref: The repository.
+        registry: Access to it.
+        progress: Told what happens.
+        tags: Tags beside the image's own.
+        gzip: Put its twin with gzip layers there too.
+        move: Let tags that name another image name this one.
+        read_back: Take every byte back from the registry and check it.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ForgeError: If something here is damaged, a tag names another image, or the registry has
+            other bytes in the end (exit code 1); if it does not answer or refuses (2).
+    """
+    names = list(dict.fromkeys([baked.tag, *([ref.tag] if ref.tag else []), *tags]))
+    ref = ref.at_tag("")
+    twins = [("oci", names)]
+    if gzip:
+        if not (baked.folder / "oci-gzip" / "index.json").is_file():
+            raise _none(f"there is no gzip twin of {baked.slug}", "forge bake --gzip")
+        twins.append(("oci-gzip", [f"{name}-gzip" for name in names]))
+    attached = _attached(baked)
+    notes = []
+    copied: list[Copied] = []
+    referrers: list[str] = []
+    for folder, own in twins:
+        layout = baked.folder / folder
+        digest = oci.read_image(layout).manifest.digest
+        if not move:
+            registry.check_tags(ref, own, digest)
+        copied.append(registry.copy_in(layout, ref))
+        if folder == "oci" and attached is not None:
+            referrers = registry.copy_referrers(attached, ref.at_digest(digest))
+        if read_back:
+            _read_back(layout, ref, registry, progress)
+        manifest = oci.read_image(layout).manifest
+        data = manifest.path(layout).read_bytes()
+        for name in own:
+            registry.put(ref.at_tag(name), data, manifest.media_type)
+    if attached is None:
+        notes.append(f"nothing is attached to {baked.slug}: forge sbom makes what can be")
+    data_ = {
+        "image": baked.image,
+        "slug": baked.slug,
+        "registry": ref.host,
+        "repository": ref.name,
+        "digest": baked.digest,
+        "reference": str(ref.at_digest(baked.digest)),
+        "tags": names,
+        "sent_blobs": sum(one.moved for one in copied),
+        "sent_bytes": sum(one.moved_bytes for one in copied),
+        "known_blobs": sum(one.there for one in copied),
+        "referrers": referrers,
+        "referrers_tag": fallback_tag(baked.digest) if referrers else "",
+        "gzip": {"digest": copied[1].digest, "tags": twins[1][1]} if gzip else None,
+        "read_back": read_back,
+    }
+    sent = "; ".join(str(one) for one in copied)
+    summary = f"{ref.at_digest(baked.digest)} ({', '.join(names)}): {sent}"
+    changed = any(one.moved for one in copied)
+    return Outcome("done" if changed else "unchanged", summary, data_, notes)
+
+
+def _attached(baked: Baked) -> Path | None:
+    """The layout of what is attached to an image; None if nothing is."""
+    record = read_json(baked.folder / "attestations.json")
+    if record is None:
+        return None
+    subject = record.get("subject") if isinstance(record, dict) else None
+    if subject != baked.digest:
+        raise ForgeError(
+            f"what is attached to {baked.slug} belongs to another image: {subject}",
+            expected=baked.digest,
+            mend="forge sbom",
+            exit_code=Exit.FAULT,
+        )
+    return baked.folder / "referrers"
+
+
+def _read_back(layout: Path, ref: Reference, registry: Registry, progress: Progress) -> None:
+    """Take every blob from the registry again; each is checked by its digest."""
+    image = oci.read_image(layout)
+    with tempfile.TemporaryDirectory(prefix="read-back-", dir=out_dir()) as folder:
+        for blob in dict.fromkeys((image.config, *image.layers)):
+            path = registry.take(ref, blob.digest, Path(folder, "blob"))
+            if path.stat().st_size != blob.size:
+                raise AssertionError("a blob with the right digest has another size")
+            path.unlink()
+
+
+def _push(options: argparse.Namespace, progress: Progress) -> Outcome:
+    target = Reference.parse(options.to)
+    for tag in options.tag:
+        target.checked_tag(tag)
+    if target.digest:
+        raise ForgeError(
+            f"{options.to} has a digest",
+            expected="HOST/NAME: the digest is that of the image",
+            mend="leave it out",
+        )
+    slugs = choose(options)
+    registry = from_options(options, progress)
+    done: list[Outcome] = []
+    for slug in slugs:
+        with _alone(slug, progress):
+            baked = read_baked(slug)
+            ref = target.below(baked.image) if options.all else target
+            started = datetime.now(UTC)
+            outcome = push(
+                baked,
+                ref,
+                registry,
+                progress,
+                tags=options.tag,
+                gzip=options.gzip,
+                move=options.move,
+                read_back=options.read_back,
+            )
+            if options.all:
+                _leave(slug, outcome, started)
+        done.append(outcome)
+    if not options.all:
+        return done[0]
+    rows = [(one.data["slug"], one.data["reference"], size(one.data["sent_bytes"])) for one in done]
+    if not options.json:
+        print_table(("image", "where", "sent"), rows)
+    sent = sum(one.data["sent_bytes"] for one in done)
+    changed = any(one.status == "done" for one in done)
+    return Outcome(
+        "done" if changed else "unchanged",
+        f"{len(done)} images in {target.repository}, {size(sent)} sent",
+        {"images": [one.data for one in done]},
+        [note for one in done for note in one.notes],
+    )
+
+
+@contextlib.contextmanager
+def _alone(slug: str, progress: Progress) -> Iterator[None]:
+    """Keep a bake from taking away blobs that are being sent."""
+    with exclusive(f"bake-{slug}", lambda who: progress.note(f"waiting for {who}: {slug} is used")):
+        yield
+
+
+def _leave(slug: str, outcome: Outcome, started: datetime) -> None:
+    """The result of one image out of many, where its own would be."""
+    record = {
+        "schema": "tpuforge.result/1",
+        "verb": VERB,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 3),
+        "status": outcome.status,
+        "summary": outcome.summary,
+        "notes": outcome.notes,
+        "data": outcome.data,
+        "exit_code": int(outcome.exit_code),
+    }
+    write_json(out_dir() / "results" / f"{VERB}-{slug}.json", record)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The verb's arguments."""
+    made = parser(VERB, "Put baked images into a registry, with what is attached to them.")
+    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
+    made.add_argument("--python", metavar="X.Y", help="the Python version")
+    made.add_argument(
+        "--all", action="store_true", help="every image that is baked here, to HOST/NAME/<image>"
+    )
+    made.add_argument("--to", metavar="HOST/NAME", required=True, help="the repository")
+    made.add_argument(
+        "--tag", action="append", default=[], help="a tag beside the image's own; any number"
+    )
+    made.add_argument("--gzip", action="store_true", help="the twin for old pullers too")
+    made.add_argument(
+        "--move", action="store_true", help="let tags that name another image name this one"
+    )
+    made.add_argument("--read-back", action="store_true", help="take every byte back and check it")
+    add_options(made)
+    return made
+
+
+def _result_name(options: argparse.Namespace) -> str:
+    return VERB if options.all else f"{VERB}-{choose(options)[0]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb.
+
+    Args:
+        argv: Its arguments; the process's own if not given.
+
+    Returns:
+        Its exit code.
+    """
+    return run_verb(VERB, arguments(), _push, argv, result_name=_result_name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
