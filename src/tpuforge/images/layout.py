@@ -276,7 +276,7 @@ def _index(image: Image, name: str) -> bytes:
         "annotations": {
             # the first is read by skopeo and oras, the second by containerd and Docker
             "org.opencontainers.image.ref.name": name.rpartition(":")[2],
-            "io.containerd.image.name": f"docker.io/{name}",
+            "io.containerd.image.name": name if _names_registry(name) else f"docker.io/{name}",
         },
     }
     index = {
@@ -285,6 +285,12 @@ def _index(image: Image, name: str) -> bytes:
         "manifests": [entry],
     }
     return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _names_registry(name: str) -> bool:
+    """Whether a name begins with its registry, told as Docker tells it."""
+    first, slash, _ = name.partition("/")
+    return bool(slash) and (first == "localhost" or "." in first or ":" in first)
 
 
 def _link(source: Path, target: Path) -> None:
