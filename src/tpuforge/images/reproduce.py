@@ -21,6 +21,8 @@ from typing import Any
 
 from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import layout as oci
+from tpuforge.images import published, registry
 from tpuforge.images.bake import choose
 from tpuforge.images.context import Target
 from tpuforge.images.differences import compare, look_into
@@ -387,6 +389,20 @@ def _targets(options: argparse.Namespace) -> list[Target]:
 
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
+    if options.against:
+        if options.all or options.image or options.python or options.flavour:
+            raise ForgeError(
+                "a published image says itself which one it is",
+                expected="--against without --all, --image, --python and --flavour",
+                mend=f"forge reproduce --against {options.against}",
+            )
+        return against(options, progress)
+    if options.finished:
+        raise ForgeError(
+            "--finished says nothing without --against",
+            expected="--against HOST/NAME@sha256:… --finished",
+            mend="leave it out: rebuilds are held against the finished image in any case",
+        )
     if options.times < FEWEST:
         raise ForgeError(
             f"--times {options.times} leaves nothing to compare",
@@ -407,6 +423,69 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         return Outcome("done", summary, data, exit_code=Exit.FAULT, text=text)
     said = ", ".join(f"{one['name']}, {one['digests'][0]}" for one in all_data)
     return Outcome("done", f"{options.times} of {options.times} agree: {said}", data, text=text)
+
+
+def against(options: argparse.Namespace, progress: Progress) -> Outcome:
+    """Hold a published image against what this checkout bakes.
+
+    Args:
+        options: The verb's, with the image's name in ``against``.
+        progress: Told what happens.
+
+    Raises:
+        ForgeError: If the image cannot be had or is none of the set, or the bake fails.
+    """
+    pins, access = load(), registry.from_options(options, progress)
+    image = published.look(options.against, access)
+    target = published.target_of(image, pins)
+    digest, commit = image.reference.digest, published.revision(image)
+    data: dict[str, Any] = {"name": target.name, "published": digest, "revision": commit or None}
+    others = published.other_inputs(image, target, pins, progress)
+    if others:
+        text = "\n".join(f"  {line}" for line in others)
+        mend = f"git checkout {commit}" if commit else "check out the commit that it was made from"
+        return Outcome(
+            "done",
+            f"{image.reference} was made from other inputs than this checkout's, so nothing was "
+            f"baked: {mend}, then run the same command again",
+            data | {"other_inputs": others},
+            exit_code=Exit.FAULT,
+            text=text,
+        )
+    top = out_dir() / "reproduce" / f"{target.slug}-published"
+    with exclusive(f"reproduce-{target.slug}", lambda who: progress.note(f"waiting for {who}")):
+        shutil.rmtree(top, ignore_errors=True)
+        top.mkdir(parents=True)
+        if options.finished:
+            mine = published.finished(target, pins)
+            told = "the finished image"
+        else:
+            way, _, _ = rebuild(target, top, 2, ensure_engine(progress), progress)
+            mine = top / way.folder / "images" / target.slug / "oci"
+            told = "a bake from nothing"
+        own = oci.read_image(mine).manifest.digest
+        data |= {"own": own, "other_inputs": [], "finished": bool(options.finished)}
+        if own == digest:
+            shutil.rmtree(top)
+            summary = f"{image.reference} is, bit for bit, {told} of this checkout"
+            return Outcome("done", summary, data)
+        theirs = published.stage(image, mine, top / "published", access)
+        found = list(compare(theirs, mine))
+        more = look_into(theirs, mine, found[:SHOWN])
+    data |= {
+        "differences": [item.text for item in found[:SHOWN]],
+        "differences_in_all": len(found),
+        "looked_into": more,
+        "kept": str(top),
+    }
+    return Outcome(
+        "done",
+        f"{image.reference} is not what this checkout bakes: {told} is {own}; both are kept in "
+        f"{top}",
+        data,
+        exit_code=Exit.FAULT,
+        text="\n".join(f"  {line}" for line in (*data["differences"], *more)),
+    )
 
 
 def _lines(data: Mapping[str, Any]) -> list[str]:
@@ -440,6 +519,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     made.add_argument(
         "--times", type=int, default=_WAYS, metavar="N", help=f"rebuilds (default: {_WAYS})"
     )
+    made.add_argument(
+        "--against",
+        metavar="HOST/NAME@sha256:…",
+        help="hold a published image against a rebuild",
+    )
+    made.add_argument(
+        "--finished",
+        action="store_true",
+        help="hold it against the finished image in out/images, and bake nothing",
+    )
+    registry.add_options(made)
     return run_verb(VERB, made, _act, argv)
 
 
