@@ -13,7 +13,7 @@ RUN --network=none \
     --mount=type=bind,from=tools,target=/tools \
     ["/bin/sh", "/build/gather_builder.sh"]
 
-FROM base AS builder
+FROM base AS image
 COPY --link --from=gathered /out/ /
 # the folder is there, with its time, so this adds nothing
 WORKDIR /workspace

@@ -117,8 +117,13 @@ def test_the_folders_that_buildkit_reads(checkout: Path) -> None:
     assert (rest / "requirements.txt").read_text() == f"numpy==2.4.6 --hash=sha256:{digest}\n"
     assert (rest / "numpy-2.4.6-any.whl").stat().st_nlink > 1
     assert stat.S_IMODE((work / "suite" / "cli.py").stat().st_mode) == 0o644
-    assert (work / "facts" / "lock.txt").read_bytes() == target().lock.read_bytes()
-    assert "torch==2.13.0+cpu\n" in (work / "facts" / "constraints.txt").read_text()
+    assert (
+        work / "facts" / "opt" / "tpuforge" / "lock.txt"
+    ).read_bytes() == target().lock.read_bytes()
+    assert (
+        "torch==2.13.0+cpu\n"
+        in (work / "facts" / "opt" / "tpuforge" / "constraints.txt").read_text()
+    )
 
 
 def test_a_wheel_of_another_digest_is_refused(checkout: Path) -> None:
@@ -139,7 +144,8 @@ def test_a_lock_without_torch_tpu_is_refused(checkout: Path) -> None:
 
 
 def test_the_tree_declares_the_images() -> None:
-    assert bake.images() == ["builder", "runtime"]
+    names = ["base", "builder", "dev", "pallas", "runtime", "serve", "simulator", "train"]
+    assert bake.images() == names
 
 
 def test_an_output_with_a_comma_in_its_folder_stays_one_field() -> None:

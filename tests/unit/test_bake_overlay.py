@@ -151,14 +151,16 @@ def test_the_folders_that_buildkit_reads_hold_a_copy(checkout: Path, tmp_path: P
     assert (folder / path.name).read_bytes() == path.read_bytes()
     # whoever writes to the file now does not write into the bake
     assert not (folder / path.name).samefile(path)
-    assert (target.work / "facts" / "lock.txt").read_text() == inputs.overlay
+    assert (target.work / "facts" / "opt" / "tpuforge" / "lock.txt").read_text() == inputs.overlay
     # the next bake without it takes the locked one again, and its lock
     plain = dataclasses.replace(target, wheel=None)
     with Progress("bake", quiet=True) as progress:
         context.prepare(plain, context.read_inputs(plain, PINS), PINS, progress)
     assert not (folder / path.name).exists()
     assert not (target.work / "given").exists()
-    assert (target.work / "facts" / "lock.txt").read_bytes() == target.lock.read_bytes()
+    assert (
+        target.work / "facts" / "opt" / "tpuforge" / "lock.txt"
+    ).read_bytes() == target.lock.read_bytes()
 
 
 def test_a_file_that_changes_as_the_bake_begins(checkout: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Gather the layer of everything that is neither wheel nor suite. Runs inside the bake.
-# /files/root is laid over the root; /facts holds what the bake knows: lock, constraints, facts.
+# /files/root is laid over the root. What differs between an image and its siblings is not here: it
+# would keep them from sharing this layer, and all above it.
 set -eu
 
 mkdir -p /out/opt /out/etc /out/home/tpu /out/workspace
@@ -13,7 +14,6 @@ if ! grep -q '^tpu:' /out/etc/passwd; then
 fi
 
 cp -R /files/root/. /out/
-cp -R /facts/. /out/opt/tpuforge/
 
 # the checkout's umask and times must not count; only the executable bit does
 find /out -type d -exec chmod 755 {} +

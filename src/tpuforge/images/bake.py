@@ -25,13 +25,14 @@ from typing import Any, Protocol
 
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import builder, context, overlay
+from tpuforge.images import bare, builder, context, overlay, simulation
 from tpuforge.images import layout as oci
 from tpuforge.images.base import ensure_base, named_base
-from tpuforge.images.context import IMAGES, Inputs, Target, base_set, flavours, image_name
+from tpuforge.images.context import IMAGES, MORE, Inputs, Target, base_set, flavours, image_name
 from tpuforge.images.engine import ensure_engine
 from tpuforge.images.overlay import Wheel, read_wheel
 from tpuforge.images.records import read_record
+from tpuforge.images.tree import images as read_tree
 from tpuforge.paths import exclusive, out_dir, write_atomic, write_json
 from tpuforge.pins import Pins, load
 from tpuforge.process import Completed, clean_env, run
@@ -59,6 +60,9 @@ _FORM = {
     "notes": [str],
     "run_line": str,
 }
+_ONE_FOR_ALL = (builder.NAME, simulation.NAME)
+"""Images that are the same for every Python."""
+
 _STAGE = re.compile(r"#\d+ \[(?P<stage>[^\]]+)\]")
 _EXPORT = re.compile(r"#\d+ (?P<what>(?:exporting|unpacking|merging|copying|naming)\b.*)")
 
@@ -135,42 +139,58 @@ def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) 
     """
     python = options.python or pins.default_python
     image = options.image or pins.default_image
-    if image not in images():
+    declared = read_tree(IMAGES)
+    if image not in declared:
         raise ForgeError(
             f"there is no image {image!r}",
-            expected=f"one of {', '.join(images())}",
-            mend="see images/docker-bake.hcl; docs/bake.md says how to add one",
+            expected=f"one of {', '.join(declared)}",
+            mend="see images/docker-bake.hcl; docs/images.md says how to add one",
         )
-    if image == builder.NAME:
+    if image in _ONE_FOR_ALL:
         if options.python or options.flavour or wheel is not None:
             raise ForgeError(
                 f"the image {image} is the same for every Python, and holds no wheels",
                 expected=f"--image {image} without --python, --flavour and --wheel",
                 mend=f"forge bake --image {image}",
             )
-        return builder.target(pins)
+        return builder.target(pins) if image == builder.NAME else simulation.target(pins)
+    if image == bare.NAME and (options.flavour or wheel is not None):
+        raise ForgeError(
+            f"the image {image} holds no wheels",
+            expected=f"--image {image} without --flavour and --wheel",
+            mend=f"forge bake --image {image} --python {python}",
+        )
     if python not in pins.suites:
         raise ForgeError(
             f"there is no base with Python {python}",
             expected=f"one of {', '.join(sorted(pins.suites))}: the pins name their Debian suites",
             mend=f"use --python {pins.default_python}",
         )
-    flavour = options.flavour or pins.default_flavour
+    if image == bare.NAME:
+        return bare.target(pins, python)
+    own = declared[image].flavour
+    if own and options.flavour not in (None, own):
+        raise ForgeError(
+            f"the image {image} is made from the flavour {own}, not from {options.flavour}",
+            expected=f"--image {image} alone",
+            mend=f"forge bake --image {image}",
+        )
+    flavour = own or options.flavour or pins.default_flavour
     # without its lock, the default one is reported by whoever reads the lock: it can be made
     if flavour != pins.default_flavour and flavour not in flavours(python):
         raise ForgeError(
             f"there is no flavour {flavour!r} for Python {python}",
             expected=f"one of {', '.join(flavours(python))}",
-            mend=f"use --flavour {pins.default_flavour}",
+            mend=f"use --flavour {pins.default_flavour}"
+            if not own
+            else f"use --python with one of {', '.join(pins.flavours[own].pythons)}",
         )
     return Target(image, python, flavour, image_name(image, python, pins, wheel), wheel)
 
 
 def images() -> list[str]:
     """The images that ``images/docker-bake.hcl`` declares."""
-    text = (IMAGES / "docker-bake.hcl").read_text(encoding="utf-8")
-    names = re.findall(r'^target "([a-z][a-z0-9-]*)"', text, re.MULTILINE)
-    return sorted(names)
+    return sorted(read_tree(IMAGES))
 
 
 def recipe(target: Target) -> Recipe:
@@ -179,7 +199,12 @@ def recipe(target: Target) -> Recipe:
     Args:
         target: The image.
     """
-    return builder if target.image == builder.NAME else context
+    made: dict[str, Recipe] = {
+        bare.NAME: bare,
+        builder.NAME: builder,
+        simulation.NAME: simulation,
+    }
+    return made.get(target.image, context)
 
 
 def bake(
@@ -387,14 +412,12 @@ def _run_bake(job: Job, lock: int, *, no_cache: bool) -> None:
         **recipe(target).labels(target, job.inputs, job.pins),
     }
     annotations = [f"{name}={value}" for name, value in described.items()]
-    write_json(
-        settings,
-        {
-            "target": {
-                target.image: {"output": outputs, "labels": described, "annotations": annotations}
-            }
-        },
-    )
+    own: dict[str, Any] = {"output": outputs, "labels": described, "annotations": annotations}
+    if MORE in job.inputs.groups:
+        # as the children of the tree, for another image with the lock of one
+        own["args"] = {"STACK": "child"}
+        own["contexts"] = {"wheels-more": str(target.work / "wheels" / MORE)}
+    write_json(settings, {"target": {target.image: own}})
     words = ["buildx", "bake", "--builder", engine["builder"], "--progress", "plain"]
     words += ["--file", str(IMAGES / "docker-bake.hcl"), "--file", str(settings)]
     words += ["--no-cache"] if no_cache else []
@@ -640,9 +663,17 @@ def local_lines(engine: Mapping[str, Any], target: Target) -> dict[str, str]:
     if not engine["private"]:
         return {"local_run_line": "", "save_line": ""}
     docker = ["docker", "-H", str(engine["docker_host"])]
-    look = ["git", "--version"] if target.image == builder.NAME else ["versions"]
+    looks = {
+        builder.NAME: ["git", "--version"],
+        bare.NAME: ["python3", "--version"],
+    }
+    look = looks.get(target.image, ["versions"])
+    if target.image == simulation.NAME:
+        line = f"{shlex.join([*docker, 'create', '--name', 'simulator', target.name, 'none'])}"
+    else:
+        line = shlex.join([*docker, "run", "--rm", target.name, *look])
     return {
-        "local_run_line": shlex.join([*docker, "run", "--rm", target.name, *look]),
+        "local_run_line": line,
         "save_line": f"{shlex.join([*docker, 'save', target.name])} | docker load",
     }
 
@@ -712,8 +743,8 @@ def _outcome(record: Mapping[str, Any], *, loaded: bool | None = None) -> Outcom
     given = record.get("overlay")
     if isinstance(given, dict):
         lines.append(f"  torch_tpu {given.get('file')}, given; not the locked one")
-    where = "a shell " if record["image"] == builder.NAME else "on a TPU"
-    lines.append(f"  {where}  {record['run_line']}")
+    where = "on a TPU" if record.get("flavour") else "to use"
+    lines.append(f"  {where:<8}  {record['run_line']}")
     if record["local_run_line"]:
         lines.append(f"  here      {record['local_run_line']}")
         lines.append(f"  to yours  {record['save_line']}")
@@ -795,7 +826,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def _result_name(options: argparse.Namespace) -> str:
     pins = load()
-    if options.image == builder.NAME:
+    if options.image in _ONE_FOR_ALL:
         return f"{VERB}-{options.image}"
     python = (options.python or pins.default_python).replace(".", "")
     return f"{VERB}-{options.image or pins.default_image}-py{python}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images.context import IMAGES, Inputs, Target, base_set, tree_digest
+from tpuforge.images.context import Inputs, Target, base_set, recipe_digest
 from tpuforge.images.debian import lock_path
 from tpuforge.paths import ROOT, out_dir, sha256_file, sha256_text, write_atomic
 from tpuforge.pins import Bazelisk, Pins
@@ -63,7 +63,7 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
         "the image's name": target.name,
         "Bazelisk": pins.bazelisk.sha256,
         "the pins": str(pins.epoch),
-        "images/": tree_digest(IMAGES),
+        "images/": recipe_digest("Dockerfile.builder"),
         "the bake itself": sha256_text(*(sha256_file(here / name) for name in code)),
     }
     return Inputs({}, sha256_file(lock) if lock.is_file() else "", "", parts)

@@ -13,8 +13,10 @@ import os
 import re
 import shlex
 import shutil
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ FACTS_SCHEMA = "tpuforge.image-facts/1"
 _CONSTRAINTS = "/opt/tpuforge/constraints.txt"
 # packages with a layer of their own: large, and they change apart from the rest
 _OWN_GROUP = ("libtpu", "torch", "torch-tpu")
+MORE = "more"
+"""The group of what a flavour has beside the packages of the one that it is on."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Inputs:
         suite_sha256: Digest of the health suite's names and bytes; empty without a suite.
         parts: What the key is made of, by name, to say what has changed.
         overlay: The lock of an image with a given wheel; empty without one.
+        left_out: What the lock leaves out on purpose: who requires it, and its name.
     """
 
     groups: dict[str, list[Locked]]
@@ -91,6 +96,7 @@ class Inputs:
     suite_sha256: str
     parts: dict[str, str]
     overlay: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def key(self, base: str) -> str:
         """The hash of all inputs.
@@ -137,6 +143,21 @@ def base_set(target: Target, pins: Pins) -> Suite:
     """
     suite = pins.suites[target.python or pins.default_python]
     return pins.debian.get(f"{suite}-{target.image}", pins.debian[suite])
+
+
+def recipe_digest(dockerfile: str) -> str:
+    """One digest of what ``images/`` has for an image: the tree, its Dockerfile, files to copy.
+
+    The rest of that folder is no part of any image.
+
+    Args:
+        dockerfile: The name of its Dockerfile.
+    """
+    parts = [tree_digest(IMAGES / "files")] if (IMAGES / "files").is_dir() else []
+    for name in ("docker-bake.hcl", dockerfile):
+        path = IMAGES / name
+        parts += [name, sha256_file(path)] if path.is_file() else []
+    return sha256_text(*parts)
 
 
 def tree(root: Path) -> Iterator[Path]:
@@ -196,9 +217,18 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
         packages = overlaid(wheel, packages)
     smoke = read_lock(_lock("smoke", target.python))
     tools = _lock("tools", target.python)
+    below = _below(target, pins, packages)
     groups: dict[str, list[Locked]] = {name: [] for name in (*_OWN_GROUP, "rest")}
+    more = []
     for package in packages:
-        groups[package.name if package.name in _OWN_GROUP else "rest"].append(package)
+        if package.name in _OWN_GROUP:
+            groups[package.name].append(package)
+        elif below is None or package.name in below:
+            groups["rest"].append(package)
+        else:
+            more.append(package)
+    if more:
+        groups[MORE] = more
     groups["pip"] = [package for package in read_lock(tools) if package.name == "pip"]
     groups["smoke"] = smoke
     for name, group in groups.items():
@@ -212,10 +242,13 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
             )
     here = Path(__file__).parent
     suite_sha256 = tree_digest(SUITE)
+    left_out = _left_out(target.flavour)
     code = ("bake.py", "context.py", "overlay.py")
     parts = {
         "the image's name": f"{target.name} {target.flavour}",
         "the lock": sha256_file(target.lock),
+        "the lock below it": _pinned([one for one in packages if below and one.name in below]),
+        "the names left out": " ".join(f"{by}:{name}" for by, name in left_out),
         "the wheel that was given": " ".join((wheel.file, wheel.sha256, wheel.audit))
         if wheel is not None
         else "",
@@ -227,11 +260,73 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
                 *(pins.upstream.repository, pins.upstream.ref),
             ]
         ),
-        "images/": tree_digest(IMAGES),
+        "images/": recipe_digest("Dockerfile"),
         "smoke/": suite_sha256,
         "the bake itself": sha256_text(*(sha256_file(here / name) for name in code)),
     }
-    return Inputs(groups, lock_sha256, suite_sha256, parts, overlay)
+    return Inputs(groups, lock_sha256, suite_sha256, parts, overlay, left_out)
+
+
+def _below(target: Target, pins: Pins, packages: Sequence[Locked]) -> set[str] | None:
+    """The names of the flavour that this one is on, which it holds unchanged; None without one.
+
+    Raises:
+        ForgeError: If it holds one of them in another version or build; exit code 1.
+    """
+    flavour = pins.flavours.get(target.flavour)
+    if flavour is None or not flavour.on:
+        return None
+    path = _lock(flavour.on, target.python)
+    own = {one.name: one for one in packages}
+    lower = read_lock(path)
+    wrong = [
+        one.name
+        for one in lower
+        # a given wheel takes the place of the locked one in any flavour
+        if own.get(one.name) != one and not (target.wheel is not None and one.name == NAME)
+    ]
+    if wrong:
+        raise ForgeError(
+            f"{target.lock.name} does not hold {path.name} unchanged: {', '.join(wrong)}",
+            expected=f"every package of {flavour.on}, in the same version and build",
+            mend="forge lock",
+            exit_code=Exit.FAULT,
+        )
+    return {one.name for one in lower}
+
+
+def _left_out(flavour: str) -> tuple[tuple[str, str], ...]:
+    """What a flavour's lock leaves out on purpose, and until when: ``lock/names.toml``.
+
+    Raises:
+        ForgeError: If the last day of an entry is over, or the file is not of its form; exit
+            code 1.
+    """
+    path = ROOT / "lock" / "names.toml"
+    if not path.is_file():
+        return ()
+    found = []
+    try:
+        for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("left_out", []):
+            if entry["flavour"] != flavour:
+                continue
+            until: date = entry["until"]
+            if until < datetime.now(UTC).date():
+                raise ForgeError(
+                    f"{entry['name']} was left out of {flavour} until {until}, and that is over",
+                    expected="a day to come, after somebody has looked again",
+                    mend=f"edit [[left_out]] in lock/{path.name}",
+                    exit_code=Exit.FAULT,
+                )
+            found.append((str(entry["by"]), str(entry["name"])))
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise ForgeError(
+            f"{path.name}: {type(error).__name__}: {error}",
+            expected="[[left_out]] with name, flavour, by, until and why",
+            mend="forge lock_check",
+            exit_code=Exit.FAULT,
+        ) from error
+    return tuple(found)
 
 
 def _glibc(target: Target, pins: Pins) -> str:
@@ -367,6 +462,9 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
                     mend="forge fetch_wheel replaces it; then forge bake",
                     exit_code=Exit.FAULT,
                 )
+    for old in _folders(target.work / "wheels"):
+        if old.name not in inputs.groups:
+            shutil.rmtree(old)
     for name, group in inputs.groups.items():
         _fill_group(target.work / "wheels" / name, {p: found[p] for p in group})
     _fill_facts(target, inputs, pins)
@@ -383,6 +481,10 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
             expected="one state of the suite",
             mend="forge bake, once more",
         )
+
+
+def _folders(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
 
 
 def _copy_given(target: Target, progress: Progress) -> dict[Locked, Path]:
@@ -440,8 +542,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _fill_facts(target: Target, inputs: Inputs, pins: Pins) -> None:
-    folder = target.work / "facts"
-    shutil.rmtree(folder, ignore_errors=True)
+    root = target.work / "facts"
+    shutil.rmtree(root, ignore_errors=True)
+    # laid out as in the image
+    folder = root / "opt" / "tpuforge"
     folder.mkdir(parents=True)
     write_json(folder / "image.json", facts(target, inputs, pins))
     if inputs.overlay:
@@ -454,6 +558,9 @@ def _fill_facts(target: Target, inputs: Inputs, pins: Pins) -> None:
         f"torch=={torch.version}\n",
         encoding="utf-8",
     )
+    # read by the bake alone: what pip may miss
+    lines = [f"{by} {name}\n" for by, name in inputs.left_out]
+    (root / "left-out").write_text("".join(lines), encoding="utf-8")
 
 
 def run_line(name: str) -> str:

@@ -1,0 +1,89 @@
+"""Prove that the groups together are one complete environment, and tell what is in it.
+
+Runs inside the bake. ``/groups`` holds one folder per layer of packages, ``/facts`` what the bake
+knows, laid out as in the image. What it gathers under /out is the one small layer that differs
+between an image and its siblings.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+OUT = Path("/out")
+GROUPS = Path("/groups")
+FACTS = Path("/facts")
+# one line "PACKAGE NAME" for each NAME that PACKAGE requires and that is left out on purpose
+LEFT_OUT = FACTS / "left-out"
+MISSING = re.compile(r"(?P<by>\S+) \S+ requires (?P<name>[^\s,]+), which is not installed\.")
+
+
+def pip(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run pip over all groups, put side by side on the path."""
+    sites = sorted(str(path) for path in GROUPS.glob("*/opt/venv/lib/python3.*/site-packages"))
+    return subprocess.run(
+        [sys.executable, "-m", "pip", "--isolated", *words],
+        env={**os.environ, "PYTHONPATH": ":".join(sites), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+def complete() -> None:
+    """End the bake unless every requirement is met, or left out by name and on purpose."""
+    done = pip("check")
+    allowed = {tuple(line.split()) for line in LEFT_OUT.read_text("utf-8").splitlines()}
+    bad = []
+    for line in done.stdout.splitlines() if done.returncode else []:
+        found = MISSING.fullmatch(line.strip())
+        if found is not None and (found["by"], found["name"]) in allowed:
+            print(f"left out on purpose: {line}")
+        else:
+            bad.append(line)
+    if bad:
+        print("\n".join(bad))
+        raise SystemExit("the environment is not complete")
+
+
+def apart() -> None:
+    """End the bake if a file of one layer would hide another one of the same name."""
+    seen: dict[str, Path] = {}
+    for group in sorted(GROUPS.iterdir()):
+        for path in group.rglob("*"):
+            if path.is_dir() and not path.is_symlink():
+                continue
+            name = path.relative_to(group).as_posix()
+            other = seen.setdefault(name, path)
+            if other is not path and not filecmp.cmp(other, path, shallow=False):
+                raise SystemExit(f"two layers differ in /{name}: {other} and {path}")
+
+
+def gather() -> None:
+    """Gather the layer, with final modes and the one time of the image."""
+    listed = pip("list", "--format=freeze")
+    listed.check_returncode()
+    shutil.copytree(FACTS, OUT, ignore=shutil.ignore_patterns(LEFT_OUT.name))
+    told = OUT / "opt" / "tpuforge"
+    (told / "packages.txt").write_text(listed.stdout, encoding="utf-8")
+    epoch = int(os.environ["SOURCE_DATE_EPOCH"])
+    for path in sorted(OUT.rglob("*"), reverse=True):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        os.utime(path, (epoch, epoch))
+    os.utime(OUT, (epoch, epoch))
+
+
+def main() -> None:
+    """Check, then gather."""
+    complete()
+    apart()
+    gather()
+
+
+if __name__ == "__main__":
+    main()
