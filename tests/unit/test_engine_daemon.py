@@ -62,8 +62,8 @@ def test_debian_12_takes_docker_and_nothing_else_from_13(
 ) -> None:
     installed: list[list[str]] = []
     monkeypatch.setattr(daemon, "usable_dockerd", lambda: "/usr/sbin/dockerd")
-    monkeypatch.setattr(daemon, "_SOURCES", out / "apt" / "docker.sources")
-    monkeypatch.setattr(daemon, "_PREFERENCES", out / "apt" / "docker")
+    monkeypatch.setattr(host, "_APT", out / "apt")
+    monkeypatch.setattr(host, "apt_install", lambda names, progress: installed.append([*names]))
     monkeypatch.setattr(daemon, "which", lambda name: "")
     monkeypatch.setattr(daemon, "can_install", lambda: True)
     monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian", "VERSION_ID": "12"})
@@ -74,9 +74,9 @@ def test_debian_12_takes_docker_and_nothing_else_from_13(
         daemon.ensure_packages(progress)
     assert "runc" not in installed[-1]
     assert {"docker.io", "docker-cli", "docker-buildx", "containerd"} <= set(installed[-1])
-    sources = (out / "apt" / "docker.sources").read_text()
+    sources = (out / "apt" / "sources.list.d" / "tpuforge-docker.sources").read_text()
     assert "URIs: http://m.example/d\nSuites: trixie\n" in sources
-    pins = (out / "apt" / "docker").read_text().split("\n\n")
+    pins = (out / "apt" / "preferences.d" / "tpuforge-docker").read_text().split("\n\n")
     assert "Package: *\nPin: release n=trixie\nPin-Priority: 100" in pins[0]
     assert pins[1].startswith("Package: docker.io docker-cli docker-buildx containerd\n")
     assert pins[1].endswith("Pin-Priority: 990\n")

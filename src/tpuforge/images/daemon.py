@@ -19,8 +19,15 @@ from pathlib import Path
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import debian
-from tpuforge.images.host import apt_install, can_install, distributions, unmount_below, which
-from tpuforge.paths import out_dir, write_atomic, write_json
+from tpuforge.images.host import (
+    apt_install,
+    can_install,
+    distributions,
+    take_from_next,
+    unmount_below,
+    which,
+)
+from tpuforge.paths import out_dir, write_json
 from tpuforge.process import clean_env, run
 
 OLDEST = 26
@@ -31,9 +38,6 @@ _SOCKET_LIMIT = 104
 _LONGEST_SOCKET = "exec/containerd/containerd.sock.ttrpc"
 _START_S = 60.0
 _STOP_S = 20.0
-_NEXT = "trixie"
-_SOURCES = Path("/etc/apt/sources.list.d/tpuforge-docker.sources")
-_PREFERENCES = Path("/etc/apt/preferences.d/tpuforge-docker")
 _DOCKER = ("docker.io", "docker-cli", "docker-buildx", "containerd")
 _START = """
 log=$1; pid=$2; shift 2
@@ -163,32 +167,8 @@ def _add_next_suite(progress: Progress) -> None:
     Debian 12's own engine is 20.10. These four packages need no newer C library; runc stays with
     Debian 12, because that of Debian 13 does need one.
     """
-    apt_install(["debian-archive-keyring"], progress)
-    mirror = debian.find_mirror()
-    progress.note(
-        f"Debian 12's Docker is too old: taking {', '.join(_DOCKER)} from Debian 13 ({_SOURCES}, "
-        f"{_PREFERENCES})"
-    )
-    lines = [
-        "# Written by tpuforge: Docker from Debian 13. Remove this file to undo.",
-        "Types: deb",
-        f"URIs: {mirror.main}",
-        f"Suites: {_NEXT}",
-        "Components: main",
-        f"Signed-By: {debian.keyring()}",
-    ]
-    write_atomic(_SOURCES, "\n".join(lines) + "\n")
-    lines = [
-        "# Written by tpuforge: of Debian 13 only Docker is wanted.",
-        "Package: *",
-        f"Pin: release n={_NEXT}",
-        "Pin-Priority: 100",
-        "",
-        f"Package: {' '.join(_DOCKER)}",
-        f"Pin: release n={_NEXT}",
-        "Pin-Priority: 990",
-    ]
-    write_atomic(_PREFERENCES, "\n".join(lines) + "\n")
+    progress.note(f"Debian 12's Docker is too old: taking {', '.join(_DOCKER)} from Debian 13")
+    take_from_next("docker", _DOCKER, progress)
 
 
 def _command_line(pid: int) -> list[str]:

@@ -10,10 +10,13 @@ from pathlib import Path
 
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images.debian import os_release
+from tpuforge.images import debian
+from tpuforge.paths import write_atomic
 from tpuforge.process import clean_env, run
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
+_NEXT = "trixie"
+_APT = Path("/etc/apt")
 _POLICY_TEXT = (
     "#!/bin/sh\n# written by tpuforge while it installs packages; safe to remove\nexit 101\n"
 )
@@ -27,7 +30,7 @@ def can_install() -> bool:
 
 def distributions() -> set[str]:
     """The machine's distribution and those it is made from, such as ``{"ubuntu", "debian"}``."""
-    release = os_release()
+    release = debian.os_release()
     return {release.get("ID", ""), *release.get("ID_LIKE", "").split()} - {""}
 
 
@@ -90,6 +93,43 @@ def apt_install(packages: Sequence[str], progress: Progress, options: Sequence[s
             expected="packages of this machine's distribution",
             mend=mend,
         )
+
+
+def take_from_next(name: str, packages: Sequence[str], progress: Progress) -> None:
+    """Let Debian 12 take some packages, and nothing else, from Debian 13.
+
+    Args:
+        name: What they are for, in the names of the two files that say so to apt.
+        packages: Package names; they must need no newer C library.
+        progress: Told what happens.
+
+    Raises:
+        ForgeError: If apt fails.
+    """
+    apt_install(["debian-archive-keyring"], progress)
+    sources = _APT / "sources.list.d" / f"tpuforge-{name}.sources"
+    preferences = _APT / "preferences.d" / f"tpuforge-{name}"
+    progress.note(f"apt takes {', '.join(packages)} from Debian 13 by {sources}, {preferences}")
+    lines = [
+        f"# Written by tpuforge: {name} from Debian 13. Remove this file to undo.",
+        "Types: deb",
+        f"URIs: {debian.find_mirror().main}",
+        f"Suites: {_NEXT}",
+        "Components: main",
+        f"Signed-By: {debian.keyring()}",
+    ]
+    write_atomic(sources, "\n".join(lines) + "\n")
+    lines = [
+        f"# Written by tpuforge: of Debian 13 only {name} is wanted.",
+        "Package: *",
+        f"Pin: release n={_NEXT}",
+        "Pin-Priority: 100",
+        "",
+        f"Package: {' '.join(packages)}",
+        f"Pin: release n={_NEXT}",
+        "Pin-Priority: 990",
+    ]
+    write_atomic(preferences, "\n".join(lines) + "\n")
 
 
 def mounts_below(folder: Path) -> list[Path]:
