@@ -165,6 +165,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("images/Dockerfile", "smoke/cli.py", "smoke/programs/add.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
+    shutil.copyfile(ROOT / "images" / "docker-bake.hcl", tmp_path / "images" / "docker-bake.hcl")
     monkeypatch.setattr(context, "ROOT", tmp_path)
     monkeypatch.setattr(context, "IMAGES", tmp_path / "images")
     monkeypatch.setattr(context, "SUITE", tmp_path / "smoke")

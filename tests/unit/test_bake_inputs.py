@@ -282,7 +282,7 @@ def test_an_unchanged_run_refreshes_the_lines_to_the_engine(
     """The engine that baked may be another than the one that is there now."""
     ours = {"private": True, "docker_host": "unix:///x"}
     monkeypatch.setattr(bake, "ensure_engine", lambda _: ours)
-    monkeypatch.setattr(bake, "_base", lambda *_, **__: bake.Base("", "sha256:1", ()))
+    monkeypatch.setattr(bake, "_base", lambda *_, **__: bake.Base("", "sha256:1", "", ()))
     monkeypatch.setattr(bake, "_stale", lambda *_: "")
     monkeypatch.setattr(bake, "_in_engine", lambda *_: True)
     write_record(WHOLE | {"local_run_line": "", "save_line": ""})

@@ -20,29 +20,45 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import bare, builder, context, overlay, simulation
+from tpuforge.images import bare, budget, builder, context, overlay, simulation
 from tpuforge.images import layout as oci
 from tpuforge.images.base import ensure_base, named_base
-from tpuforge.images.context import IMAGES, MORE, Inputs, Target, base_set, flavours, image_name
+from tpuforge.images.choice import (
+    ONE_FOR_ALL,
+    choose,
+    images,
+    lacks,
+    member_target,
+    members,
+    recipe,
+)
+from tpuforge.images.context import IMAGES, MORE, Inputs, Target, base_set
 from tpuforge.images.engine import ensure_engine
-from tpuforge.images.overlay import Wheel, read_wheel
+from tpuforge.images.overlay import read_wheel
 from tpuforge.images.records import read_record
-from tpuforge.images.tree import images as read_tree
 from tpuforge.paths import exclusive, out_dir, write_atomic, write_json
 from tpuforge.pins import Pins, load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
+
+__all__ = ["SCHEMA", "bake", "choose", "explain", "images", "main", "recipe"]
 
 VERB = "bake"
 SCHEMA = "tpuforge.image/1"
 # One level for ever: BuildKit keeps a blob it has already compressed, whatever level is asked for
 # later. 9 and more save an eighth of the size and take six times as long.
 _COMPRESSION = ("compression=zstd", "compression-level=3", "force-compression=true")
+# for pullers from before zstd: the same image, with its layers in the older compression
+_FALLBACK = ("compression=gzip", "force-compression=true")
+GZIP = "-gzip"
+"""What the tag of that fallback adds to the image's own."""
+
 _BAKE_S = 3600.0
 _LOAD_S = 900.0
 _ASK_S = 60.0
@@ -60,27 +76,8 @@ _FORM = {
     "notes": [str],
     "run_line": str,
 }
-_ONE_FOR_ALL = (builder.NAME, simulation.NAME)
-"""Images that are the same for every Python."""
-
 _STAGE = re.compile(r"#\d+ \[(?P<stage>[^\]]+)\]")
 _EXPORT = re.compile(r"#\d+ (?P<what>(?:exporting|unpacking|merging|copying|naming)\b.*)")
-
-
-class Recipe(Protocol):
-    """What one kind of image is made of: a module such as ``context`` or ``builder``."""
-
-    def read_inputs(self, target: Target, pins: Pins) -> Inputs:
-        """Everything that decides what the image is, apart from its base."""
-
-    def prepare(self, target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> None:
-        """Fill the folders that BuildKit reads."""
-
-    def labels(self, target: Target, inputs: Inputs, pins: Pins) -> dict[str, str]:
-        """What the image says of itself, beside what the tree says."""
-
-    def run_line(self, name: str) -> str:
-        """The line that runs the image where it is meant to run."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +87,13 @@ class Base:
     Attributes:
         context: The named context of buildx.
         digest: The manifest's digest.
+        name: What it is called.
         notes: What the report must say of it.
     """
 
     context: str
     digest: str
+    name: str
     notes: tuple[str, ...]
 
 
@@ -126,87 +125,6 @@ class Job:
         return self.target.work / "oci"
 
 
-def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) -> Target:
-    """The image that the arguments name.
-
-    Args:
-        options: With ``image``, ``python`` and ``flavour``; each None for the pins' default.
-        pins: The pins.
-        wheel: A torch_tpu that was given in the place of the locked one.
-
-    Raises:
-        ForgeError: If there is no such image, lock or base.
-    """
-    python = options.python or pins.default_python
-    image = options.image or pins.default_image
-    declared = read_tree(IMAGES)
-    if image not in declared:
-        raise ForgeError(
-            f"there is no image {image!r}",
-            expected=f"one of {', '.join(declared)}",
-            mend="see images/docker-bake.hcl; docs/images.md says how to add one",
-        )
-    if image in _ONE_FOR_ALL:
-        if options.python or options.flavour or wheel is not None:
-            raise ForgeError(
-                f"the image {image} is the same for every Python, and holds no wheels",
-                expected=f"--image {image} without --python, --flavour and --wheel",
-                mend=f"forge bake --image {image}",
-            )
-        return builder.target(pins) if image == builder.NAME else simulation.target(pins)
-    if image == bare.NAME and (options.flavour or wheel is not None):
-        raise ForgeError(
-            f"the image {image} holds no wheels",
-            expected=f"--image {image} without --flavour and --wheel",
-            mend=f"forge bake --image {image} --python {python}",
-        )
-    if python not in pins.suites:
-        raise ForgeError(
-            f"there is no base with Python {python}",
-            expected=f"one of {', '.join(sorted(pins.suites))}: the pins name their Debian suites",
-            mend=f"use --python {pins.default_python}",
-        )
-    if image == bare.NAME:
-        return bare.target(pins, python)
-    own = declared[image].flavour
-    if own and options.flavour not in (None, own):
-        raise ForgeError(
-            f"the image {image} is made from the flavour {own}, not from {options.flavour}",
-            expected=f"--image {image} alone",
-            mend=f"forge bake --image {image}",
-        )
-    flavour = own or options.flavour or pins.default_flavour
-    # without its lock, the default one is reported by whoever reads the lock: it can be made
-    if flavour != pins.default_flavour and flavour not in flavours(python):
-        raise ForgeError(
-            f"there is no flavour {flavour!r} for Python {python}",
-            expected=f"one of {', '.join(flavours(python))}",
-            mend=f"use --flavour {pins.default_flavour}"
-            if not own
-            else f"use --python with one of {', '.join(pins.flavours[own].pythons)}",
-        )
-    return Target(image, python, flavour, image_name(image, python, pins, wheel), wheel)
-
-
-def images() -> list[str]:
-    """The images that ``images/docker-bake.hcl`` declares."""
-    return sorted(read_tree(IMAGES))
-
-
-def recipe(target: Target) -> Recipe:
-    """How an image is made.
-
-    Args:
-        target: The image.
-    """
-    made: dict[str, Recipe] = {
-        bare.NAME: bare,
-        builder.NAME: builder,
-        simulation.NAME: simulation,
-    }
-    return made.get(target.image, context)
-
-
 def bake(
     target: Target,
     pins: Pins,
@@ -216,6 +134,7 @@ def bake(
     release: bool = False,
     base: str | None = None,
     load: bool = True,
+    fallback: bool = False,
 ) -> Outcome:
     """Have an image: bake it, or say that it is there.
 
@@ -227,6 +146,7 @@ def bake(
         release: Refuse a base that is not exactly the locked one.
         base: ``docker-image://…@sha256:…`` instead of the Debian base.
         load: Put the image into the engine too, under its tag.
+        fallback: Have it with layers in gzip too, as a second layout.
 
     Returns:
         What was done.
@@ -248,17 +168,28 @@ def bake(
         record = _read(target)
         why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
         if not why and record is not None:
-            loaded = not load or _in_engine(engine, record)
+            loaded: bool | None = not load or _in_engine(engine, record)
             if not loaded:
                 _load(engine, target, target.finished / "oci", progress)
             _refresh(target, record, engine)
+            if fallback and not _has_fallback(target, record):
+                how.prepare(target, inputs, pins, progress)
+                ground = _base(target, pins, progress, release=release, named=base, verify=True)
+                _fall_back(Job(target, pins, inputs, engine, ground, progress, load), record)
+                loaded = None
             return _outcome(record, loaded=loaded)
         progress.note(f"baking {target.name}: {why}")
         how.prepare(target, inputs, pins, progress)
         ground = _base(target, pins, progress, release=release, named=base, verify=True)
         job = Job(target, pins, inputs, engine, ground, progress, load)
         image = _build(job, no_cache=no_cache)
-        record = _record(job, image, _inspect(job, image))
+        contents = _inspect(job, image)
+        try:
+            _judge(job, image, contents, record)
+        except ForgeError:
+            _take_back(job, record)
+            raise
+        record = _record(job, image, contents)
         if load and not _in_engine(engine, record):
             _load(engine, target, job.layout, progress)
         oci.publish(job.layout, target.finished / "oci", image, target.name)
@@ -270,7 +201,91 @@ def bake(
         write_json(target.finished / "image.json", record)
         oci.prune(target.finished / "oci", image)
         oci.prune(job.layout, image)
+        if fallback:
+            _fall_back(job, record)
+        else:
+            # that of another image
+            shutil.rmtree(target.finished / f"oci{GZIP}", ignore_errors=True)
         return _outcome(record)
+
+
+def _judge(
+    job: Job,
+    image: oci.Image,
+    contents: Sequence[oci.Content],
+    record: Mapping[str, Any] | None,
+) -> None:
+    """Refuse an image that is over its budget, or that holds a layer twice."""
+    digests = [layer.digest for layer in image.layers]
+    twice = {one for one in digests if digests.count(one) > 1}
+    if twice:
+        raise ForgeError(
+            f"{job.target.name} has a layer twice: {', '.join(sorted(twice))}",
+            expected="every layer once",
+            mend="see which stages of images/Dockerfile gather the same files",
+            exit_code=Exit.FAULT,
+        )
+    unpacked = sum(content.unpacked for content in contents)
+    before = {layer["digest"] for layer in record["layers"]} if record is not None else set()
+    budget.check(job.layout, image, unpacked, before, job.target.name)
+
+
+def _take_back(job: Job, record: Mapping[str, Any] | None) -> None:
+    """Leave the engine as it was before an image that is refused."""
+    if not (job.load and _shares_store(job.engine)):
+        return
+    if record is not None and not oci.missing(
+        job.target.finished / "oci", oci.read_image(job.target.finished / "oci")
+    ):
+        _load(job.engine, job.target, job.target.finished / "oci", job.progress)
+        return
+    gone = ["image", "rm", job.target.name]
+    _docker(job.engine, *gone, timeout=_ASK_S, check=False, doing=f"removing {job.target.name}")
+
+
+def _has_fallback(target: Target, record: Mapping[str, Any]) -> bool:
+    """Whether the image is there with layers in gzip too, whole."""
+    told = record.get("gzip")
+    folder = target.finished / f"oci{GZIP}"
+    try:
+        image = oci.read_image(folder)
+    except ForgeError:
+        return False
+    known = isinstance(told, dict) and told.get("manifest_digest") == image.manifest.digest
+    return (
+        known and image.config.digest == record["config_digest"] and not oci.missing(folder, image)
+    )
+
+
+def _fall_back(job: Job, record: dict[str, Any]) -> None:
+    """Write the image once more, with layers in gzip, and note it in the record."""
+    target = job.target
+    layout, name = target.work / f"oci{GZIP}", f"{target.name}{GZIP}"
+    with _alone(job) as lock:
+        (layout / "index.json").unlink(missing_ok=True)
+        shutil.rmtree(layout / "ingest", ignore_errors=True)
+        outputs = [_fields("type=oci", "tar=false", f"dest={layout}", *_FALLBACK)]
+        _run_bake(job, lock, outputs, no_cache=False)
+    image = oci.read_image(layout)
+    bad = oci.wrong(layout, image)
+    for blob in bad:
+        blob.path(layout).unlink(missing_ok=True)
+    if bad or image.config.digest != record["config_digest"]:
+        raise ForgeError(
+            f"{name} is not the same image: {len(bad)} damaged blobs, config {image.config.digest}",
+            expected=f"the config {record['config_digest']}, in other layers of the same content",
+            mend="forge bake --no-cache --gzip",
+            exit_code=Exit.FAULT,
+        )
+    oci.publish(layout, target.finished / layout.name, image, name)
+    oci.prune(target.finished / layout.name, image)
+    oci.prune(layout, image)
+    record["gzip"] = {
+        "name": name,
+        "manifest_digest": image.manifest.digest,
+        "compressed_bytes": image.compressed,
+    }
+    write_json(target.finished / "image.json", record)
 
 
 def _base(
@@ -284,14 +299,17 @@ def _base(
 ) -> Base:
     if named:
         provider = named_base(named)
-        return Base(provider, provider.rpartition("@")[2], (f"the base is {provider}",))
-    record = ensure_base(base_set(target, pins), pins, progress, release=release, verify=verify)
+        name, _, digest = provider.removeprefix("docker-image://").rpartition("@")
+        return Base(provider, digest, name, (f"the base is {provider}",))
+    suite = base_set(target, pins)
+    record = ensure_base(suite, pins, progress, release=release, verify=verify)
     digest = record["manifest_digest"]
     notes: tuple[str, ...] = ()
     if record["drift"]:
         names = ", ".join(str(item) for item in record["drift"])
         notes = (f"the base has other package versions than its lock: {names}",)
-    return Base(f"oci-layout://{out_dir() / record['layout']}@{digest}", digest, notes)
+    name = f"tpuforge/debian:{suite.label}"
+    return Base(f"oci-layout://{out_dir() / record['layout']}@{digest}", digest, name, notes)
 
 
 def _read(target: Target) -> dict[str, Any] | None:
@@ -360,11 +378,13 @@ def _docker(
 def _build(job: Job, *, no_cache: bool) -> oci.Image:
     """Let BuildKit write the layout; blobs that it left damaged are written again, once."""
     layout, progress = job.layout, job.progress
+    if not no_cache:
+        _seed(job)
     for attempt in (1, 2):
         with _alone(job) as lock:
             (layout / "index.json").unlink(missing_ok=True)
             shutil.rmtree(layout / "ingest", ignore_errors=True)
-            _run_bake(job, lock, no_cache=no_cache and attempt == 1)
+            _run_bake(job, lock, _outputs(job), no_cache=no_cache and attempt == 1)
         image = oci.read_image(layout)
         with progress.step("verifying the image's digests", image.compressed):
             bad = oci.wrong(layout, image, progress.advance)
@@ -382,6 +402,17 @@ def _build(job: Job, *, no_cache: bool) -> oci.Image:
     )
 
 
+def _seed(job: Job) -> None:
+    """Link what sibling images have into the layout: the export writes only what is missing.
+
+    Each blob is checked by digest afterwards, wherever it came from.
+    """
+    for path in sorted((out_dir() / "images").glob("*/image.json")):
+        record = read_record(path, SCHEMA, _FORM)
+        layers = record["layers"] if record is not None else []
+        oci.seed(path.parent / "oci", job.layout, [layer["digest"] for layer in layers])
+
+
 @contextlib.contextmanager
 def _alone(job: Job) -> Iterator[int]:
     """Wait until no client writes the layout, not even one whose bake was killed.
@@ -397,20 +428,43 @@ def _alone(job: Job) -> Iterator[int]:
         yield file.fileno()
 
 
-def _run_bake(job: Job, lock: int, *, no_cache: bool) -> None:
-    target, engine = job.target, job.engine
-    settings = target.work / "bake.json"
+def _outputs(job: Job) -> list[str]:
+    """What BuildKit writes: the layout, and the engine's own copy where it keeps one."""
     outputs = [_fields("type=oci", "tar=false", f"dest={job.layout}", *_COMPRESSION)]
-    if job.load and _shares_store(engine):
+    if job.load and _shares_store(job.engine):
         # both exports share the compressed layers, and the engine unpacks while the layout is
         # written; "docker load" afterwards takes half as long again as the whole export
-        image = ("type=image", f"name={target.name}", "oci-mediatypes=true", "unpack=true")
+        image = ("type=image", f"name={job.target.name}", "oci-mediatypes=true", "unpack=true")
         outputs.append(_fields(*image, *_COMPRESSION))
-    described = {
-        "org.opencontainers.image.version": target.name.rpartition(":")[2],
+    return outputs
+
+
+def _described(job: Job) -> dict[str, str]:
+    """What the image says of itself: as labels, and as annotations of its manifest.
+
+    Nothing in it comes from the checkout or the day, so equal inputs give equal images. The commit
+    of the checkout is in the provenance, which is attached and no part of the image.
+    """
+    target = job.target
+    base = {
+        "org.opencontainers.image.base.name": job.base.name,
         "org.opencontainers.image.base.digest": job.base.digest,
+    }
+    return {
+        "org.opencontainers.image.version": target.name.rpartition(":")[2],
+        "org.opencontainers.image.created": datetime.fromtimestamp(job.pins.epoch, UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        ),
+        # what stands on nothing has no base
+        **(base if target.image != simulation.NAME else {}),
         **recipe(target).labels(target, job.inputs, job.pins),
     }
+
+
+def _run_bake(job: Job, lock: int, outputs: Sequence[str], *, no_cache: bool) -> None:
+    target, engine = job.target, job.engine
+    settings = target.work / "bake.json"
+    described = _described(job)
     annotations = [f"{name}={value}" for name, value in described.items()]
     own: dict[str, Any] = {"output": outputs, "labels": described, "annotations": annotations}
     if MORE in job.inputs.groups:
@@ -615,6 +669,7 @@ def _record(job: Job, image: oci.Image, contents: Sequence[oci.Content]) -> dict
         "suite_sha256": inputs.suite_sha256,
         "notes": [*base.notes, *_wheel_notes(target, job.pins)],
         "overlay": _overlay(target, inputs),
+        "gzip": None,
         "run_line": recipe(target).run_line(target.name),
         **local_lines(job.engine, target),
         "engine": {"versions": job.engine["versions"], "driver": job.engine["driver"]},
@@ -765,6 +820,8 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
             expected="--wheel PATH --unaudited: the locked wheels are judged when they are fetched",
             mend="leave it out",
         )
+    if options.all:
+        return _bake_all(options, pins, progress)
     # the names first: a wheel takes a while to read
     choose(options, pins)
     wheel = None
@@ -779,10 +836,70 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         release=options.release,
         base=options.base,
         load=not options.no_load,
+        fallback=options.gzip,
     )
     if outcome.status == "done" and not options.json:
         _print_layers(outcome.data)
     return outcome
+
+
+def _bake_all(options: argparse.Namespace, pins: Pins, progress: Progress) -> Outcome:
+    """Bake whatever can be had here, one after the other; the rest says why not, in one line."""
+    given = [name for name in ("image", "flavour", "wheel", "base") if getattr(options, name)]
+    if given:
+        raise ForgeError(
+            f"--all takes no --{given[0]}",
+            expected="--all, alone or with --python",
+            mend="leave one of them out",
+        )
+    wanted = [one for one in members(pins) if options.python in (None, one.python)]
+    ensure_engine(progress)
+    rows: list[dict[str, Any]] = []
+    worst = Exit.OK
+    for number, member in enumerate(wanted, 1):
+        progress.note(f"{member.slug}, {number} of {len(wanted)}")
+        row: dict[str, Any] = {"image": member.image.name, "python": member.python, "why": ""}
+        try:
+            target = member_target(member, pins)
+            row |= {"name": target.name, "why": lacks(target, pins)}
+            if not row["why"]:
+                outcome = bake(
+                    target,
+                    pins,
+                    progress,
+                    no_cache=options.no_cache,
+                    release=options.release,
+                    load=not options.no_load,
+                    fallback=options.gzip,
+                )
+                row |= {"manifest_digest": outcome.data["manifest_digest"]}
+                row |= {"status": "baked" if outcome.status == "done" else "unchanged"}
+        except ForgeError as error:
+            row["why"] = error.found.splitlines()[0]
+            if error.exit_code == Exit.FAULT:
+                worst = Exit.FAULT
+                row |= {"status": "refused", "why": f"{row['why']}; {error.mend}"}
+        row.setdefault("status", "cannot be had")
+        if row["why"]:
+            progress.note(f"{member.slug}: {row['why']}", loud=True)
+        rows.append(row)
+    gone = [row for row in rows if row["why"]]
+    if gone and options.release:
+        worst = worst or Exit.CANNOT
+    if not options.json:
+        table = [
+            (row["image"], row["python"], row["status"], row["why"] or row["manifest_digest"][:19])
+            for row in rows
+        ]
+        print_table(("image", "Python", "", "digest, or why not"), table)
+    made = sum(row["status"] == "baked" for row in rows)
+    return Outcome(
+        "done" if made or gone else "unchanged",
+        f"{len(rows) - len(gone)} of {len(rows)} images are there, {made} of them new",
+        data={"images": rows},
+        notes=[f"{row['image']} {row['python']}: {row['why']}" for row in gone],
+        exit_code=worst,
+    )
 
 
 def _print_layers(data: Mapping[str, Any]) -> None:
@@ -799,6 +916,14 @@ def arguments() -> argparse.ArgumentParser:
     made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
     made.add_argument("--python", metavar="X.Y", help="the Python version")
     made.add_argument("--flavour", help="the lock to bake from")
+    made.add_argument(
+        "--all", action="store_true", help="every image of the set that can be had here"
+    )
+    made.add_argument(
+        "--gzip",
+        action="store_true",
+        help="have it with layers in gzip too, for pullers from before zstd",
+    )
     made.add_argument("--no-cache", action="store_true", help="take nothing from the build cache")
     made.add_argument(
         "--no-load",
@@ -826,7 +951,9 @@ def arguments() -> argparse.ArgumentParser:
 
 def _result_name(options: argparse.Namespace) -> str:
     pins = load()
-    if options.image in _ONE_FOR_ALL:
+    if options.all:
+        return f"{VERB}-all"
+    if options.image in ONE_FOR_ALL:
         return f"{VERB}-{options.image}"
     python = (options.python or pins.default_python).replace(".", "")
     return f"{VERB}-{options.image or pins.default_image}-py{python}"

@@ -408,7 +408,12 @@ def labels(target: Target, inputs: Inputs, pins: Pins) -> dict[str, str]:
         pins: The pins.
     """
     versions = {p.name: p.version for group in inputs.groups.values() for p in group}
-    source, given = f"{pins.upstream.repository}@{pins.upstream.ref}", {}
+    source = f"{pins.upstream.repository}@{pins.upstream.ref}"
+    given = {
+        # of the software that the image packages, not of this checkout
+        "org.opencontainers.image.source": pins.upstream.repository,
+        "org.opencontainers.image.revision": pins.upstream.commit or pins.upstream.ref,
+    }
     if target.wheel is not None:
         source = "a wheel that was given to the bake"
         given = {

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -305,6 +305,20 @@ def _link(source: Path, target: Path) -> None:
         # some file systems have no hard links
         shutil.copyfile(source, beside)
     beside.replace(target)
+
+
+def seed(source: Path, target: Path, digests: Iterable[str]) -> None:
+    """Link blobs of one layout into another that is about to be written.
+
+    Args:
+        source: A layout that others read.
+        target: The layout; nobody reads it yet. What it has stays as it is.
+        digests: The blobs; those that are not in the source are left out.
+    """
+    for digest in digests:
+        blob = Blob(digest, 0, "")
+        if blob.path(source).is_file() and not blob.path(target).exists():
+            _link(blob.path(source), blob.path(target))
 
 
 def prune(layout: Path, image: Image) -> None:
