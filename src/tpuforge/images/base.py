@@ -55,6 +55,8 @@ _FORM = {
 _BUILD_S = 900.0
 _MEMORY = Path("/dev/shm")  # noqa: S108 - folders there are made by mkdtemp
 _TREE_BYTES = 1_000_000_000
+# 34 to 60 MB of packages, up to 190 MB each of mmdebstrap's tar and the layer, and apt's lists
+_ROOM_BYTES = 500_000_000
 _PROVIDER = re.compile(r"docker-image://[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _MERGE = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s "usr/$d" "$1/$d"; done'
 _SOURCE = (
@@ -285,6 +287,10 @@ def _ensure_tools(progress: Progress) -> None:
 def _make(
     suite: Suite, pins: Pins, lock: debian.DebLock, key: str, progress: Progress, *, release: bool
 ) -> dict[str, Any]:
+    _check_room()
+    python = _python_of(suite, pins)
+    # first: where it cannot be had, nothing else is needed
+    build = standalone.have(python, progress) if python is not None else None
     gone = debian.fetch(lock, progress)
     debs = list(lock.debs)
     drift: list[str] = []
@@ -308,7 +314,7 @@ def _make(
     base.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".work-", dir=base))
     try:
-        record = _build(suite, pins, debs, work, progress)
+        record = _build(suite, pins, debs, work, progress, build=build)
         record |= {"key": key, "drift": drift, "lock_sha256": lock.sha256}
         layout = base / f"{suite.label}-{record['manifest_digest'].removeprefix('sha256:')[:12]}"
         record["layout"] = layout.relative_to(out_dir()).as_posix()
@@ -324,6 +330,14 @@ def _make(
         if old != layout:
             remove_tree(old)
     return record
+
+
+def _check_room() -> None:
+    """Refuse to begin on a full disk: apt does not fail there, it tries until its time is up."""
+    room = os.statvfs(out_dir())
+    free = room.f_bavail * room.f_frsize
+    if free < _ROOM_BYTES:
+        raise debian.no_space(out_dir(), f"{size(free)} are free")
 
 
 def _drifted(
@@ -359,13 +373,18 @@ def _drifted(
 
 
 def _build(
-    suite: Suite, pins: Pins, debs: Sequence[debian.Deb], work: Path, progress: Progress
+    suite: Suite,
+    pins: Pins,
+    debs: Sequence[debian.Deb],
+    work: Path,
+    progress: Progress,
+    *,
+    build: Path | None,
 ) -> dict[str, Any]:
     """Install the packages and wrap the result as a layout in ``work/layout``."""
     epoch, python, hooks = pins.epoch, _python_of(suite, pins), []
-    if python is not None:
+    if python is not None and build is not None:
         unpacked = work / "python.tar"
-        build = standalone.have(python, progress)
         standalone.write_tar(build, unpacked, python.version, epoch)
         compiled = shlex.join(standalone.compile_command(python.version))
         hooks = [f"tar-in {shlex.quote(str(unpacked))} /", f'chroot "$1" {compiled}']
@@ -488,6 +507,8 @@ def _mmdebstrap(
     finally:
         if tree != work:
             remove_tree(tree)
+    if done.code != 0 and debian.FULL in done.output:
+        raise debian.no_space(target.parent, done.tail)
     if done.code != 0:
         raise ForgeError(
             f"mmdebstrap failed with exit code {done.code}\n{done.tail}",

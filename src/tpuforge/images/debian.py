@@ -7,6 +7,7 @@ counts (``Acquire::`` and the credentials in ``auth.conf``), never what to take 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from tpuforge.process import Completed, clean_env, redact, run
 
 ARCH = "amd64"
 RELOCK = "./forge base --relock"
+FULL = os.strerror(errno.ENOSPC)
+"""What the programs that run here say of a full disk, in the locale that they are given."""
 _DEB = re.compile(
     r"(?P<name>[a-z0-9][a-z0-9.+-]+)_(?P<version>[0-9A-Za-z.+~:%-]+)_(?P<arch>amd64|all)\.deb"
 )
@@ -235,9 +238,14 @@ def write_deb_lock(path: Path, suite: Suite, debs: Iterable[Deb]) -> None:
         suite: What was asked for.
         debs: What it came to.
     """
+    rolling = int(suite.rolling)
     lines = [
         "# Debian packages of the base image: sha256sum format, checked before every use.",
         f"# Written by: {RELOCK}",
+        *(
+            ["# Debian's testing moves every day; what it had is in the snapshot archive."]
+            * rolling
+        ),
         f"# suite: {suite.name}",
         f"# packages: {' '.join(suite.packages)}",
         f"# snapshot: {datetime.now(UTC):%Y%m%dT%H%M%SZ}",
@@ -564,6 +572,8 @@ class Apt:
             on_line=progress.detail,
             doing="fetching Debian packages",
         )
+        if done.code != 0 and FULL in done.output:
+            raise no_space(folder, done.tail)
         if done.code != 0:
             raise ForgeError(
                 f"Debian packages could not be fetched\n{done.tail}",
@@ -675,6 +685,8 @@ def unreachable(mirror: Mirror, problem: str, wanted: Sequence[str]) -> ForgeErr
         problem: apt's words.
         wanted: What is needed from it.
     """
+    if FULL in problem:
+        return no_space(out_dir() / "debs", problem)
     if "NO_PUBKEY" in problem:
         return ForgeError(
             f"Debian's archive keyring here is too old for this archive\n{problem}",
@@ -687,6 +699,20 @@ def unreachable(mirror: Mirror, problem: str, wanted: Sequence[str]) -> ForgeErr
         f"the Debian mirror {redact(mirror.main)} ({mirror.origin}) does not answer\n{problem}",
         expected=f"a mirror that serves {some}",
         mend="check the network, or set TPUFORGE_DEBIAN_MIRROR to a mirror that answers",
+    )
+
+
+def no_space(folder: Path, problem: str) -> ForgeError:
+    """The error for a full disk.
+
+    Args:
+        folder: Where something was to be written.
+        problem: The words of what was to write it.
+    """
+    return ForgeError(
+        f"no space left in {folder}: {problem}",
+        expected="500 MB for a base: its packages, apt's lists, mmdebstrap's tar and the layer",
+        mend="free some space, or set TPUFORGE_OUT to a larger disk",
     )
 
 
