@@ -42,7 +42,7 @@ from tpuforge.images.plain import Plain
 from tpuforge.images.registry import Reference, Registry
 from tpuforge.images.reproduce import FEWEST, fill, reproduce
 from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import ROOT, exclusive, out_dir, user_path, write_json
+from tpuforge.paths import ROOT, exclusive, out_dir, write_json
 from tpuforge.pins import load
 from tpuforge.process import clean_env, redact, run
 from tpuforge.verb import Outcome, parser, run_verb
@@ -520,24 +520,23 @@ def _both(
     def side(row: Row) -> Figure:
         return row.plain
 
-    mine = ours(bench, wheel, options.times)
-    theirs = None
     # dockerd, which then has a network of its own, would remove another's bridge (daemon.py)
     apart = any(name == "docker0" for _, name in socket.if_nameindex())
+    named = f"oci-layout://{bench.out / base['layout']}@{base['manifest_digest']}"
+    plain = Plain(bench.engine, bench.out / "plain", named, options.network)
+    if not options.no_plain:
+        # now, and not after many minutes: a file that is named may not be there
+        plain.settle(pip, options.pip_conf, options.ca)
+    mine, theirs = ours(bench, wheel, options.times), None
     if options.no_plain:
         for row in bench.rows.values():
             row.plain.not_run = "left out with --no-plain"
-    elif apart and options.network == "host":
-        why = "the engine has no network: this machine's docker0 belongs to another one"
-        _try(bench, side, "the plain way", lambda: _refuse(why))
     else:
-        bench.empty()
-        named = f"oci-layout://{bench.out / base['layout']}@{base['manifest_digest']}"
-        plain = Plain(bench.engine, bench.out / "plain", named, options.network)
-        files = [user_path(text) if text else None for text in (options.pip_conf, options.ca)]
 
         def build() -> tuple[Path, Path]:
-            plain.settle(pip, *files)
+            if apart and options.network == "host":
+                _refuse("the engine has no network: this machine's docker0 belongs to another one")
+            bench.empty()
             return plainly(bench, plain, read_lock(bench.target.lock), wheel)
 
         theirs = _try(bench, side, "the plain way", build)

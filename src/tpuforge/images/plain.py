@@ -7,6 +7,7 @@ it stays in the image.
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Plain:
     base: str
     network: str
 
-    def settle(self, pip: Path, config: Path | None, certificates: Path | None) -> None:
+    def settle(self, pip: Path, config: str | None, certificates: str | None) -> None:
         """Put down what every build takes: pip itself, its settings, the certificates.
 
         Args:
@@ -53,13 +54,12 @@ class Plain:
         Raises:
             ForgeError: If one of the files cannot be read.
         """
-        settings = pip_settings.read()
-        text = _read(config) if config is not None else pip_conf(settings).encode()
-        bundle = certificates or settings.cert or os.environ.get("SSL_CERT_FILE") or _BUNDLE
+        text = _read(config) if config is not None else pip_conf(pip_settings.read()).encode()
+        bundle = certificates or _bundle()
         for folder in ("tools", "local"):
             (self.work / folder).mkdir(parents=True)
         (self.work / "tools" / "pip.whl").hardlink_to(pip)
-        for name, data in (("pip.conf", text), ("certificates.pem", _read(Path(bundle)))):
+        for name, data in (("pip.conf", text), ("certificates.pem", _read(bundle))):
             path = self.work / name
             path.touch(mode=0o600)
             path.write_bytes(data)
@@ -112,19 +112,25 @@ class Plain:
             timeout=_BUILD_S,
             env=clean_env(**self.engine["env"]),
             doing="building the plain way",
-            mend="see what pip says; --pip-conf, --certificates and --network tell it another way",
+            mend="see what pip says; --pip-conf, --ca and --network tell it another way",
         )
         return time.monotonic() - started
 
 
-def _read(path: Path) -> bytes:
+def _bundle() -> str:
+    """The certificates of the user's settings, or the machine's own, as its OpenSSL knows them."""
+    named = pip_settings.read().cert or os.environ.get("SSL_CERT_FILE")
+    return str(named or ssl.get_default_verify_paths().cafile or _BUNDLE)
+
+
+def _read(path: str) -> bytes:
     try:
         return user_path(path).read_bytes()
     except OSError as error:
         raise ForgeError(
             f"{path} cannot be read: {error.strerror}",
             expected="a file that goes into the build as a secret",
-            mend="name another with --pip-conf or --certificates",
+            mend="name another with --pip-conf or --ca; or --no-plain",
         ) from error
 
 

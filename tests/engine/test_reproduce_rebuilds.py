@@ -1,0 +1,149 @@
+"""Rebuilds of the real image, and a published image held against this checkout."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bake_support import ROOT, Image, verb
+from registry_support import RealRegistry, registry
+from reproduce_support import image as small_image
+from reproduce_support import layer, put
+from tpuforge.console import Progress
+from tpuforge.images import layout as oci
+from tpuforge.images.registry import Reference, Registry
+
+REPRODUCE = "tpuforge.images.reproduce"
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]:
+    with registry(tmp_path_factory.mktemp("shelf")) as made:
+        yield made
+
+
+def publish(shelf: RealRegistry, layout: Path, name: str) -> str:
+    """Push an image; its reference."""
+    with Progress("tests", quiet=True) as progress:
+        reference = Reference.parse(f"{shelf.address}/{name}")
+        digest = Registry(progress).copy_in(layout, reference).digest
+    return str(reference.at_digest(digest))
+
+
+def judge(image: Image, reference: str, *words: str) -> tuple[int, dict[str, Any]]:
+    """Hold a published image against the finished one: exit code and result."""
+    done = verb(REPRODUCE, "--against", reference, *words, "--json", **image.engine.env)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def copy(image: Image, folder: Path) -> Path:
+    """A copy of the real layout, of hard links: put() replaces none of them."""
+    shutil.copytree(image.layout, folder, copy_function=os.link)
+    (folder / "index.json").unlink()
+    return folder
+
+
+def remake(layout: Path, original: Image, change: dict[str, Any]) -> Path:
+    """Write the real image's manifest anew, with another config or another last layer."""
+    manifest = json.loads(oci.read_image(original.layout).manifest.path(layout).read_bytes())
+    config_path = layout / "blobs" / "sha256" / manifest["config"]["digest"].removeprefix("sha256:")
+    config = json.loads(config_path.read_bytes())
+    config["config"]["Labels"] |= change.get("labels", {})
+    if "layer" in change:
+        manifest["layers"][-1] = put(
+            layout, change["layer"], "application/vnd.oci.image.layer.v1.tar+gzip"
+        )
+        digest = put(layout, gzip.decompress(change["layer"]), "")["digest"]
+        config["rootfs"]["diff_ids"][-1] = digest
+    manifest["config"] = put(layout, json.dumps(config).encode(), manifest["config"]["mediaType"])
+    entry = put(layout, json.dumps(manifest).encode(), manifest["mediaType"])
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
+    return layout
+
+
+@pytest.mark.slow
+def test_bakes_from_nothing_agree(image: Image) -> None:
+    """Other folder, times, umask, base, repository, locale, zone and user: one digest."""
+    done = verb(REPRODUCE, "--json", **image.engine.env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads(done.stdout)["data"]
+    assert data["digests"] == [image.record["manifest_digest"]] * 3
+    assert data["equal"] == 3
+    assert data["finished"] == image.record["manifest_digest"]
+    told = [set(one["differs_in"]) for one in data["rebuilds"]]
+    assert "a base made anew" in told[1]
+    assert any(what.startswith("a copy of the repository") for what in told[2])
+    assert {"same user"} & told[2] or any(what.startswith("user ") for what in told[2])
+    assert not (image.out / "reproduce" / image.slug).exists()
+    assert os.path.lexists(image.layout)
+
+
+def test_a_published_image_is_told_from_another(
+    image: Image, shelf: RealRegistry, tmp_path: Path
+) -> None:
+    """The very image; one layer of it changed by somebody; and one of other inputs."""
+    reference = publish(shelf, image.layout, "good")
+    code, result = judge(image, reference, "--finished")
+    assert code == 0, result
+    assert result["data"]["own"] == result["data"]["published"]
+
+    # all that its labels tell is right, and one file is not: no label can hide that
+    tampered = remake(
+        copy(image, tmp_path / "tampered"), image, {"layer": layer({"opt/tpuforge/x": b"1"})}
+    )
+    code, result = judge(image, publish(shelf, tampered, "tampered"), "--finished")
+    assert code == 1, result
+    data = result["data"]
+    lines = data["differences"]
+    assert any("opt/tpuforge/x: only in the first" in line for line in lines), lines
+    kept = Path(data["kept"])
+    # config, manifest and the one layer that is another: no more was fetched
+    assert len(list((kept / "published" / "blobs" / "sha256").iterdir())) == 3
+    shutil.rmtree(kept)
+
+    older = remake(
+        copy(image, tmp_path / "older"),
+        image,
+        {"labels": {"io.tpuforge.lock.sha256": "0" * 64, "org.opencontainers.image.version": "1"}},
+    )
+    code, result = judge(image, publish(shelf, older, "older"))
+    assert code == 1, result
+    others = result["data"]["other_inputs"]
+    assert [line.partition(":")[0] for line in others] == ["the lock", "the version"], others
+    assert "nothing was baked" in result["summary"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "code", "said"),
+    [
+        ({}, 1, "does not say which image of tpuforge it is"),
+        ({"io.tpuforge.image": "runtime", "io.tpuforge.overlay": "torch-tpu==1"}, 2, "was given"),
+        ({"io.tpuforge.image": "nonsense"}, 2, "there is no image 'nonsense'"),
+    ],
+)
+def test_an_image_that_nothing_here_can_make_is_refused(
+    shelf: RealRegistry, tmp_path: Path, labels: dict[str, str], code: int, said: str
+) -> None:
+    layout = small_image(tmp_path / "small", layer({"a": b"1"}), labels=labels)
+    reference = publish(shelf, layout, f"other{len(str(labels))}")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(tmp_path / "out")}
+    done = subprocess.run(
+        [sys.executable, "-m", REPRODUCE, "--against", reference],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "mend:" in done.stderr
