@@ -237,7 +237,7 @@ def record_of(image: Baked) -> dict[str, Any] | None:
     Args:
         image: The image.
     """
-    record = read_record(image.attestations / "attestations.json", SCHEMA, _FORM)
+    record = read_record(image.folder / "attestations.json", SCHEMA, _FORM)
     if record is None or record["subject"] != image.image.manifest.digest:
         return None
     return record
@@ -332,7 +332,7 @@ def write(image: Baked, pins: Pins, progress: Progress, *, release: bool = False
     health = _health(image)
     if health is not None:
         documents.append(referrers.Artifact(referrers.HEALTH, HEALTH, health))
-    record_path = image.attestations / "attestations.json"
+    record_path = image.folder / "attestations.json"
     record_path.unlink(missing_ok=True)
     for document in documents:
         write_atomic(image.attestations / document.name, document.data)
@@ -389,7 +389,8 @@ def _outcome(
             f"of {figures['without_digest']} things in {image.slug} no digest is known: "
             "the record of its base is not here"
         )
-    if HEALTH not in figures["bytes"]:
+    # an image without the suite has no health to report
+    if HEALTH not in figures["bytes"] and image.record.get("suite_sha256"):
         notes.append(f"there is no health report of this very {image.slug}: forge smoke, then sbom")
     return Outcome(
         "unchanged" if unchanged else "done",
@@ -404,10 +405,11 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     images = baked.choose(options, pins)
     made = []
     for image in images:
+        # the lock of the bake, which changes what is read here
         with exclusive(
-            f"sbom-{image.slug}", lambda who: progress.note(f"waiting for {who}, which does this")
+            f"bake-{image.slug}", lambda who: progress.note(f"waiting for {who}: it uses the image")
         ):
-            made.append(write(image, pins, progress, release=options.release))
+            made.append(write(baked.load(image.slug), pins, progress, release=options.release))
     if not options.json:
         _print(made)
     for note in [note for one in made for note in one.notes]:

@@ -1,0 +1,227 @@
+"""``sign``: sign an image in a registry, and every document that is attached to it.
+
+Only what was baked here is signed: the digests are those of ``out/images``, never what a registry
+says that a tag stands for. What is signed by the same key already stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tpuforge.console import Progress, print_table
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import baked, cosign, referrers, sbom
+from tpuforge.images import layout as oci
+from tpuforge.images.baked import Baked
+from tpuforge.images.cosign import Cosign, NotSignedError, Signer
+from tpuforge.images.distribution import NotThereError
+from tpuforge.images.registry import Reference, Registry, add_options, from_options
+from tpuforge.paths import read_json
+from tpuforge.pins import load
+from tpuforge.verb import Outcome, parser, run_verb
+
+VERB = "sign"
+
+
+def to_sign(image: Baked) -> list[tuple[str, str]]:
+    """What is signed of an image: itself, and what is attached to it.
+
+    Args:
+        image: The image, with its documents beside it.
+
+    Returns:
+        What it is, and its digest; the image first.
+
+    Raises:
+        ForgeError: If its documents are missing, damaged, or of another image; exit code 1.
+    """
+    digest = image.image.manifest.digest
+    if sbom.record_of(image) is None:
+        raise ForgeError(
+            f"{image.slug} has no bill of materials and no provenance of its own yet",
+            expected=f"documents of {digest}",
+            mend=f"forge sbom --image {image.record['image']}, forge push, then forge sign",
+            exit_code=Exit.FAULT,
+        )
+    found, _ = referrers.read_layout(image.referrers, digest)
+    return [("image", digest), *((one.name, one.digest) for one in found)]
+
+
+def target_of(image: Baked, text: str | None) -> Reference:
+    """Where an image is to be signed.
+
+    Args:
+        image: The image.
+        text: The reference that was given; None for where it was pushed last.
+
+    Raises:
+        ForgeError: If it was pushed nowhere, or the reference names another image.
+    """
+    digest = image.image.manifest.digest
+    if text is None:
+        pushed: Any = read_json(image.folder.parents[1] / "results" / f"push-{image.slug}.json")
+        data = pushed.get("data") if isinstance(pushed, dict) else None
+        if not isinstance(data, dict) or not data.get("registry") or not data.get("repository"):
+            raise ForgeError(
+                f"{image.slug} was pushed nowhere from here",
+                expected="--to HOST/NAME",
+                mend="forge push --to HOST/NAME, then forge sign",
+            )
+        repository = str(data["repository"])
+        whole = repository.startswith(f"{data['registry']}/")
+        text = repository if whole else f"{data['registry']}/{repository}"
+    ref = Reference.parse(text)
+    if ref.digest and ref.digest != digest:
+        raise ForgeError(
+            f"{ref} is not {image.slug}, which is {digest}",
+            expected="an image that was baked here: nothing else is signed",
+            mend=f"leave the digest out, or bake it: forge bake --image {image.record['image']}",
+            exit_code=Exit.FAULT,
+        )
+    return ref.at_digest(digest)
+
+
+def sign(image: Baked, ref: Reference, registry: Registry, signer: Signer) -> Outcome:
+    """Sign an image and its documents.
+
+    Args:
+        image: The image.
+        ref: Where it is, by digest.
+        registry: How registries are reached.
+        signer: By whom.
+
+    Raises:
+        ForgeError: If the registry does not hold them (exit code 1), or they cannot be signed.
+    """
+    progress = registry.progress
+    wanted = [*to_sign(image), *_twin(image, registry, ref)]
+    with progress.step(f"looking for them in {ref.repository}"):
+        absent = [what for what, digest in wanted if not _is_there(registry, ref, digest)]
+    if absent:
+        raise ForgeError(
+            f"{ref.repository} does not hold {', '.join(absent)} of {image.slug}",
+            expected="the image, with all that is attached to it",
+            mend=f"forge push --image {image.record['image']} --to {ref.repository}",
+            exit_code=Exit.FAULT,
+        )
+    tool = Cosign(registry, ref, cosign.program(progress))
+    open_ones = wanted
+    if signer.key:
+        with progress.step("looking for signatures"):
+            open_ones = _unsigned(tool, wanted, signer)
+    if open_ones:
+        with progress.step(f"signing {len(open_ones)} manifests"):
+            tool.sign([digest for _, digest in open_ones], signer)
+    signed = {digest for _, digest in open_ones}
+    data = {
+        "slug": image.slug,
+        "registry": ref.host,
+        "repository": ref.repository,
+        "digest": ref.digest,
+        "signed": [
+            {"what": what, "digest": digest, "new": digest in signed} for what, digest in wanted
+        ],
+        "by": "key" if signer.key else "identity",
+        "log": signer.log or not signer.key,
+    }
+    if not open_ones:
+        summary = (
+            f"{ref} and {len(wanted) - 1} manifests beside it are signed with this key already"
+        )
+        return Outcome("unchanged", summary, data=data)
+    return Outcome(
+        "done", f"signed {len(open_ones)} of {len(wanted)} manifests of {ref}", data=data
+    )
+
+
+def _twin(image: Baked, registry: Registry, ref: Reference) -> list[tuple[str, str]]:
+    """The same image with gzip layers, if it is here and in the registry."""
+    layout = image.folder / "oci-gzip"
+    if not (layout / "index.json").is_file():
+        return []
+    twin = oci.read_image(layout)
+    if twin.config.digest != image.image.config.digest:
+        return []
+    there = _is_there(registry, ref, twin.manifest.digest)
+    return [("image with gzip layers", twin.manifest.digest)] if there else []
+
+
+def _is_there(registry: Registry, ref: Reference, digest: str) -> bool:
+    try:
+        registry.manifest(ref.at_digest(digest))
+    except NotThereError:
+        return False
+    return True
+
+
+def _unsigned(
+    tool: Cosign, wanted: Sequence[tuple[str, str]], signer: Signer
+) -> list[tuple[str, str]]:
+    """What this key has not signed yet."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="tpuforge-") as folder:
+        public = tool.public_key(signer, Path(folder))
+        for what, digest in wanted:
+            try:
+                tool.verify(digest, public)
+            except NotSignedError:
+                found.append((what, digest))
+    return found
+
+
+def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
+    (image,) = baked.choose(options, load())
+    registry = from_options(options, progress)
+    ref = target_of(image, options.to)
+    signer = Signer(key=cosign.key_of(options.key) if options.key else "", log=options.log)
+    outcome = sign(image, ref, registry, signer)
+    if not options.json:
+        rows = [
+            (one["what"], one["digest"], "signed" if one["new"] else "was signed")
+            for one in outcome.data["signed"]
+        ]
+        print_table(("what", "digest", ""), rows)
+    return outcome
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The verb's arguments."""
+    made = parser(VERB, "Sign an image in a registry, and what is attached to it, with cosign.")
+    baked.add_arguments(made, several=False)
+    made.add_argument(
+        "--to", metavar="HOST/NAME", help="where it is; where it was pushed last if not given"
+    )
+    made.add_argument(
+        "--key", help="a private key of cosign, or one of a key service; without one: keyless"
+    )
+    made.add_argument(
+        "--log",
+        action="store_true",
+        help="put a signature by key into the public transparency log too",
+    )
+    add_options(made)
+    return made
+
+
+def _result_name(options: argparse.Namespace) -> str:
+    return f"{VERB}-{baked.slug_of(options, load())}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb.
+
+    Args:
+        argv: Its arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

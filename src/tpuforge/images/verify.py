@@ -1,0 +1,556 @@
+"""``verify``: is this image what it says it is, and from whom it should be?
+
+Of an image in a registry: the signature of it and of every document attached to it, whether those
+are of this very image, and whether the labels, the bills of materials and the provenance tell one
+and the same story. Of an image that was baked here: every digest of its layout, and its documents
+against what is really in its layers. Nothing is believed that is not checked, and what was not
+checked is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tpuforge.console import Progress
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import attest, baked, bill, cosign, inventory, referrers, sbom
+from tpuforge.images import layout as oci
+from tpuforge.images.baked import Baked
+from tpuforge.images.cosign import Cosign, Signer
+from tpuforge.images.distribution import NotThereError
+from tpuforge.images.inventory import Inventory
+from tpuforge.images.referrers import Referrer
+from tpuforge.images.registry import Reference, Registry, add_options, from_options
+from tpuforge.paths import out_dir
+from tpuforge.pins import load
+from tpuforge.verb import Outcome, parser, run_verb
+
+VERB = "verify"
+
+# every image says at least this of itself
+_LABELS = (
+    "org.opencontainers.image.title",
+    "org.opencontainers.image.description",
+    "org.opencontainers.image.version",
+    "io.tpuforge.image",
+)
+# an image with a system below, and one with wheels, say more
+_SYSTEM_LABELS = ("org.opencontainers.image.base.digest", "io.tpuforge.lock.sha256")
+_WHEEL_LABELS = (
+    "io.tpuforge.python",
+    "io.tpuforge.flavour",
+    "io.tpuforge.suite.sha256",
+    "io.tpuforge.xla.commit",
+)
+# wheels that an image's labels name by digest
+_NAMED = ("torch", "torch-tpu", "libtpu")
+_NEEDED = {
+    referrers.CYCLONEDX: "a bill of materials (CycloneDX)",
+    referrers.SPDX: "a bill of materials (SPDX)",
+    referrers.PROVENANCE: "provenance",
+}
+_OURS = (*_NEEDED, referrers.HEALTH)
+_MOST_LINES = 8
+
+
+@dataclass
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        what: What it is.
+        status: How it ended.
+        detail: What was found.
+        mend: What mends it, if it failed.
+    """
+
+    what: str
+    status: Literal["passed", "failed", "not run"]
+    detail: str = ""
+    mend: str = ""
+
+
+@dataclass
+class Verdict:
+    """All checks of one image.
+
+    Attributes:
+        checks: In the order in which they were made.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+
+    @contextmanager
+    def check(self, what: str) -> Iterator[list[str]]:
+        """Make one check; it fails with a ``ForgeError`` of exit code 1, or with a line of fault.
+
+        Args:
+            what: What is looked at.
+
+        Yields:
+            A list for the lines of what is wrong.
+
+        Raises:
+            ForgeError: What cannot be judged here.
+        """
+        faults: list[str] = []
+        try:
+            yield faults
+        except ForgeError as error:
+            if error.exit_code != Exit.FAULT:
+                raise
+            self.checks.append(Check(what, "failed", error.found, error.mend))
+            return
+        more = [f"and {len(faults) - _MOST_LINES} more"] if len(faults) > _MOST_LINES else []
+        detail = "; ".join([*faults[:_MOST_LINES], *more])
+        mend = "forge sbom, then forge push and forge sign; or do not use the image"
+        self.checks.append(Check(what, "failed", detail, mend) if faults else Check(what, "passed"))
+
+    def skip(self, what: str, why: str) -> None:
+        """Say that something was not checked.
+
+        Args:
+            what: What.
+            why: Why.
+        """
+        self.checks.append(Check(what, "not run", why))
+
+    @property
+    def failed(self) -> list[Check]:
+        """The checks that failed."""
+        return [one for one in self.checks if one.status == "failed"]
+
+
+@dataclass
+class Documents:
+    """What is attached to an image, read.
+
+    Attributes:
+        cyclonedx: The bill in CycloneDX; None without one that can be read.
+        spdx: The same in SPDX.
+        provenance: The statement.
+    """
+
+    cyclonedx: bill.Read | None = None
+    spdx: bill.Read | None = None
+    provenance: attest.Said | None = None
+
+
+def labels_wrong(labels: Mapping[str, str], said: bill.Read | None) -> list[str]:
+    """What is missing among an image's labels, or told otherwise by its bill.
+
+    Args:
+        labels: The labels.
+        said: Its bill in CycloneDX; None without one.
+    """
+    kinds = {part[0] for part in said.parts} if said is not None else set()
+    wheels = {part[1]: part for part in said.parts if part[0] == "wheel"} if said else {}
+    wanted = list(_LABELS)
+    wanted += _SYSTEM_LABELS if "deb" in kinds else []
+    # the environment's own wheels: an image without torch has none
+    has_torch = "torch" in wheels
+    wanted += _WHEEL_LABELS if has_torch else []
+    named = _NAMED if has_torch else ()
+    wanted += [f"io.tpuforge.{name}.{what}" for name in named for what in _OF_A_WHEEL]
+    wrong = [f"there is no label {name}" for name in wanted if not labels.get(name)]
+    for name in named:
+        _, _, version, _, sha256 = wheels.get(name, ("", "", "", "", ""))
+        for what, real in zip(_OF_A_WHEEL, (version, sha256), strict=True):
+            label = f"io.tpuforge.{name}.{what}"
+            if labels.get(label) and labels[label] != real:
+                wrong.append(f"{label} says {labels[label]}, and the bill {real or 'nothing'}")
+    return wrong
+
+
+_OF_A_WHEEL = ("version", "wheel.sha256")
+
+
+def provenance_wrong(
+    said: attest.Said, digest: str, labels: Mapping[str, str], cyclonedx: bill.Read | None
+) -> list[str]:
+    """What a statement tells otherwise than the image.
+
+    Args:
+        said: The statement.
+        digest: Digest of the image's manifest.
+        labels: The image's labels.
+        cyclonedx: Its bill; None without one.
+    """
+    wrong = []
+    if said.subjects != (digest,):
+        wrong.append(f"it is about {', '.join(said.subjects) or 'nothing'}")
+    if said.builder != attest.BUILDER or said.build_type != attest.BUILD_TYPE:
+        wrong.append(f"it was made by {said.builder} ({said.build_type}), not by forge bake")
+    base = labels.get("org.opencontainers.image.base.digest", "").removeprefix("sha256:")
+    for what, one, other in (
+        ("base", said.base, base),
+        ("lock", said.lock, labels.get("io.tpuforge.lock.sha256", "")),
+    ):
+        if one != other:
+            wrong.append(f"its {what} is {one or 'none'}, and that of the labels {other or 'none'}")
+    if cyclonedx is not None:
+        billed = {part[4] for part in cyclonedx.parts if part[0] != "file" and part[4]}
+        told = {sha256 for _, sha256 in said.packages}
+        named = {part[4]: part[1] for part in cyclonedx.parts}
+        wrong += [f"it does not name {named[one]}, as the bill does" for one in billed - told]
+        files = {part[4] for part in cyclonedx.parts if part[0] == "file"}
+        wrong += [f"it names sha256:{one}, which no bill names" for one in told - billed - files]
+    return wrong
+
+
+def _read_documents(
+    verdict: Verdict, found: Sequence[Referrer], blob: Callable[[Referrer], bytes], digest: str
+) -> Documents:
+    """Read what is attached; each document of each kind has to be of this image."""
+    documents = Documents()
+    for one in found:
+        if one.kind not in (referrers.CYCLONEDX, referrers.SPDX, referrers.PROVENANCE):
+            continue
+        with verdict.check(f"{one.name} is of this image") as faults:
+            data = referrers.checked(blob(one), one.blob.digest, one.name)
+            if one.kind == referrers.PROVENANCE:
+                documents.provenance = attest.read(data)
+                if documents.provenance.subjects != (digest,):
+                    faults.append(f"it is about {', '.join(documents.provenance.subjects)}")
+                continue
+            reader = bill.read_cyclonedx if one.kind == referrers.CYCLONEDX else bill.read_spdx
+            try:
+                said = reader(data)
+            except ValueError as error:
+                faults.append(f"it cannot be read: {error}")
+                continue
+            if said.digest != digest:
+                faults.append(f"it is of {said.digest}")
+            if one.kind == referrers.CYCLONEDX:
+                documents.cyclonedx = said
+            else:
+                documents.spdx = said
+    return documents
+
+
+def _judge_documents(
+    verdict: Verdict, documents: Documents, digest: str, labels: Mapping[str, str]
+) -> None:
+    """Whether labels, bills and provenance tell one and the same story."""
+    cyclonedx, spdx, said = documents.cyclonedx, documents.spdx, documents.provenance
+    with verdict.check("labels complete, and as the bill says") as faults:
+        faults.extend(labels_wrong(labels, cyclonedx))
+    if cyclonedx is not None and spdx is not None:
+        with verdict.check("both bills tell the same") as faults:
+            bare = frozenset((*part[:3], "", part[4]) for part in cyclonedx.parts)
+            faults.extend(bill.differences(spdx.parts, bare))
+    if said is not None:
+        with verdict.check("provenance: this image, this builder, these materials") as faults:
+            faults.extend(provenance_wrong(said, digest, labels, cyclonedx))
+
+
+def _judge_layers(
+    verdict: Verdict,
+    documents: Documents,
+    found: Inventory,
+    labels: Mapping[str, str],
+) -> None:
+    """Whether the bills name what is really in the layers."""
+    locked: dict[tuple[str, str], str] = {}
+    if found.lock:
+        with verdict.check("the lock in the image is the one that its labels name"):
+            locked = {(one.name, one.version): one.sha256 for one in sbom.own_lock(found, labels)}
+    for name, said, places in (
+        (sbom.BILL, documents.cyclonedx, True),
+        (sbom.SPDX_BILL, documents.spdx, False),
+    ):
+        if said is None:
+            continue
+        with verdict.check(f"{name} names what is in the layers") as faults:
+            real = bill.told(
+                bill.parts(found, locked, {}, torch_index="", labels=labels), places=places
+            )
+            # digests of packages are not in the layers: they are held against the lock below
+            plain = frozenset((*part[:4], part[4] if part[0] == "file" else "") for part in real)
+            bare = frozenset(
+                (*part[:4], part[4] if part[0] == "file" else "") for part in said.parts
+            )
+            faults.extend(bill.differences(bare, plain))
+    if documents.cyclonedx is not None and locked:
+        with verdict.check("the bill's wheels are those of the image's own lock") as faults:
+            for kind, name, version, place, sha256 in sorted(documents.cyclonedx.parts):
+                wanted = locked.get((name, version), "")
+                inside = kind == "wheel" and place.startswith(inventory.VENV)
+                if inside and wanted and sha256 != wanted:
+                    faults.append(f"{name} {version} is sha256:{sha256 or 'none'}, not {wanted}")
+
+
+def verify_local(image: Baked, progress: Progress) -> Verdict:
+    """Verify an image that was baked here.
+
+    Args:
+        image: The image.
+        progress: Told what happens.
+
+    Returns:
+        The checks.
+    """
+    verdict = Verdict()
+    digest = image.image.manifest.digest
+    with (
+        verdict.check("every blob of the layout is of its digest") as faults,
+        progress.step("verifying the digests", image.image.compressed),
+    ):
+        bad = oci.wrong(image.layout, image.image, progress.advance)
+        faults.extend([f"{blob.digest} is missing or damaged" for blob in bad])
+    verdict.skip("signature", "an image is signed in a registry: forge verify HOST/NAME --key …")
+    found: list[Referrer] = []
+    documents = Documents()
+    with verdict.check("documents attached, each of its digest and of this image") as faults:
+        found, blob = referrers.read_layout(image.referrers, digest)
+        faults.extend(
+            [f"{one.name} is attached to {one.subject}" for one in _astray(found, digest)]
+        )
+        faults.extend(_absent(found))
+        faults.extend(
+            [
+                f"attestations/{one.name} is not what is attached"
+                for one in found
+                if not (image.attestations / one.name).is_file()
+                or (image.attestations / one.name).read_bytes() != blob(one.blob.digest)
+            ]
+        )
+    if found:
+        documents = _read_documents(verdict, found, lambda one: blob(one.blob.digest), digest)
+        _judge_documents(verdict, documents, digest, image.image.labels)
+    if bad or not found:
+        why = "a blob is damaged" if bad else "there is no bill that can be read"
+        verdict.skip("the bill against the layers", why)
+    else:
+        inside = inventory.read(image.layout, image.image, progress)
+        _judge_layers(verdict, documents, inside, image.image.labels)
+    return verdict
+
+
+def _astray(found: Sequence[Referrer], digest: str) -> list[Referrer]:
+    return [one for one in found if one.subject != digest]
+
+
+def _absent(found: Sequence[Referrer]) -> list[str]:
+    kinds = {one.kind for one in found}
+    return [f"there is no {what}" for kind, what in _NEEDED.items() if kind not in kinds]
+
+
+def verify_remote(
+    ref: Reference, registry: Registry, signer: Signer, *, layers: bool
+) -> tuple[str, Verdict]:
+    """Verify an image in a registry.
+
+    Args:
+        ref: The image.
+        registry: How registries are reached.
+        signer: Whose it has to be.
+        layers: Take the layers too, and hold the bill against them.
+
+    Returns:
+        The image's digest, and the checks.
+
+    Raises:
+        ForgeError: If it is not there (exit code 1), or cannot be judged here (2).
+    """
+    progress = registry.progress
+    verdict = Verdict()
+    with progress.step(f"reading {ref}"):
+        try:
+            manifest = registry.manifest(ref)
+        except NotThereError as error:
+            error.exit_code = Exit.FAULT
+            raise
+    digest = ref.digest or registry.digest(ref)
+    referrers.checked(manifest, digest, str(ref))
+    exact = ref.at_digest(digest)
+    tool = Cosign(registry, exact, cosign.program(progress))
+    with verdict.check("the image is signed"), progress.step("verifying the signature"):
+        tool.verify(digest, signer)
+    labels = _labels(registry, exact, manifest)
+    found: list[Referrer] = []
+    with verdict.check("documents attached, each of its digest and of this image") as faults:
+        every = _attached(registry, exact)
+        faults.extend(
+            [f"{one.name} is attached to {one.subject}" for one in _astray(every, digest)]
+        )
+        found = [one for one in every if one.kind in _OURS and one.subject == digest]
+        faults.extend(_absent(found))
+        strange = [one for one in every if one.kind not in _OURS]
+        if strange:
+            names = ", ".join(f"{one.name} ({one.kind})" for one in strange)
+            verdict.skip("documents of another kind", f"{names}: not this project's")
+    for one in found:
+        with verdict.check(f"{one.name} is signed"), progress.step(f"verifying {one.name}"):
+            tool.verify(one.digest, signer)
+    documents = _read_documents(
+        verdict, found, lambda one: registry.blob(exact, one.blob.digest).read_bytes(), digest
+    )
+    _judge_documents(verdict, documents, digest, labels)
+    if not layers:
+        verdict.skip("the bill against the layers", "only with --layers, which takes all of them")
+    elif verdict.failed:
+        verdict.skip("the bill against the layers", "something failed before")
+    else:
+        folder = out_dir() / "registry" / "verify" / digest.removeprefix("sha256:")
+        registry.copy_out(exact, folder)
+        image = oci.read_image(folder)
+        inside = inventory.read(folder, image, progress)
+        _judge_layers(verdict, documents, inside, image.labels)
+    return digest, verdict
+
+
+def _labels(registry: Registry, ref: Reference, manifest: bytes) -> dict[str, str]:
+    """The labels in the image's config, which is checked by digest."""
+    try:
+        digest = str(json.loads(manifest)["config"]["digest"])
+        config = json.loads(registry.blob(ref, digest).read_bytes())
+        return dict(config["config"].get("Labels") or {})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForgeError(
+            f"{ref} is not the manifest of an image: {error}",
+            expected="an OCI image with a config",
+            mend="look at the reference: an index has to be named by the digest of one image in it",
+            exit_code=Exit.FAULT,
+        ) from error
+
+
+def _attached(registry: Registry, ref: Reference) -> list[Referrer]:
+    """What a registry has attached to an image, each manifest checked by digest."""
+    where = ref.at_tag(referrers.tag(ref.digest))
+    try:
+        listed = referrers.read_index(registry.manifest(where), str(where))
+    except NotThereError as error:
+        raise ForgeError(
+            f"nothing is attached to {ref}",
+            expected="bills of materials and provenance, with the index that names them",
+            mend="if it is yours: forge sbom, then forge push and forge sign",
+            exit_code=Exit.FAULT,
+        ) from error
+    found = []
+    for digest, _ in listed:
+        try:
+            data = registry.manifest(ref.at_digest(digest))
+        except NotThereError as error:
+            error.exit_code = Exit.FAULT
+            raise
+        found.append(referrers.read_manifest(data, digest, f"{ref.repository}@{digest}"))
+    return found
+
+
+def _signer(options: argparse.Namespace) -> Signer:
+    keyless = bool(options.identity or options.issuer)
+    if bool(options.key) == keyless or bool(options.identity) != bool(options.issuer):
+        raise ForgeError(
+            "it is not said whose the image has to be",
+            expected="--key FILE, or both --identity and --issuer",
+            mend="name the public key of who publishes it: a signature by anybody proves nothing",
+        )
+    key = cosign.key_of(options.key) if options.key else ""
+    return Signer(key, options.identity or "", options.issuer or "", options.log)
+
+
+def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
+    pins = load()
+    text = options.what or ""
+    if "/" in text:
+        ref = Reference.parse(text)
+        signer = _signer(options)
+        registry = from_options(options, progress)
+        digest, verdict = verify_remote(ref, registry, signer, layers=options.layers)
+        name = str(ref.at_digest(digest))
+        notes = []
+        if not ref.digest:
+            notes.append(f"a tag can move: what was verified is {name}")
+    else:
+        if options.key or options.identity or options.issuer:
+            raise ForgeError(
+                "an image that was baked here has no signature",
+                expected="--key and --identity with an image in a registry",
+                mend="forge verify HOST/NAME@sha256:… --key FILE, or leave them out",
+            )
+        if text:
+            image = baked.load(text)
+        else:
+            (image,) = baked.choose(options, pins)
+        verdict = verify_local(image, progress)
+        name, digest, notes = image.slug, image.image.manifest.digest, []
+    return _outcome(name, digest, verdict, notes)
+
+
+def _outcome(name: str, digest: str, verdict: Verdict, notes: list[str]) -> Outcome:
+    failed = verdict.failed
+    skipped = [one for one in verdict.checks if one.status == "not run"]
+    lines = []
+    for one in verdict.checks:
+        lines.append(f"  {one.status:<8} {one.what}{': ' if one.detail else ''}{one.detail}")
+        if one.status == "failed":
+            lines.append(f"           mend: {one.mend}")
+    passed = sum(one.status == "passed" for one in verdict.checks)
+    summary = f"{name}: {passed} checks passed, {len(failed)} failed"
+    if skipped:
+        summary += "; not checked: " + ", ".join(one.what for one in skipped)
+    data: dict[str, Any] = {
+        "image": name,
+        "digest": digest,
+        "verified": not failed,
+        "checks": [one.__dict__ for one in verdict.checks],
+    }
+    return Outcome(
+        "done",
+        summary,
+        data=data,
+        notes=notes,
+        exit_code=Exit.FAULT if failed else Exit.OK,
+        text="\n".join(lines),
+    )
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The verb's arguments."""
+    made = parser(VERB, "Verify an image: its signature, bills of materials and provenance.")
+    made.add_argument(
+        "what",
+        nargs="?",
+        metavar="IMAGE",
+        help="HOST/NAME@sha256:… in a registry, or a folder of out/images such as runtime-py311",
+    )
+    baked.add_arguments(made, several=False)
+    made.add_argument("--key", help="the public key that has to have signed it")
+    made.add_argument("--identity", help="the identity of a keyless signature")
+    made.add_argument("--issuer", help="who has to vouch for that identity")
+    made.add_argument(
+        "--log", action="store_true", help="ask of a signature by key to be in the public log too"
+    )
+    made.add_argument(
+        "--layers", action="store_true", help="take the layers too, and look into them"
+    )
+    add_options(made)
+    return made
+
+
+def _result_name(options: argparse.Namespace) -> str:
+    if options.what:
+        return VERB
+    return f"{VERB}-{baked.slug_of(options, load())}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb.
+
+    Args:
+        argv: Its arguments; the process's own if not given.
+
+    Returns:
+        The exit code.
+    """
+    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
