@@ -1,23 +1,32 @@
-"""A real registry for tests: Debian's docker-registry on a free port of the loopback.
+"""A real registry for tests, a proxy that misbehaves, and images of almost nothing.
 
-It can ask for a password and speak TLS, and it can be killed and started again. It is installed
-without its service when it is missing and the tests run as root.
+The registry is Debian's docker-registry on a free port of the loopback. It can ask for a password
+and speak TLS, and it can be killed and started again. It is installed without its service when it
+is missing and the tests run as root.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
+import hashlib
+import http.client
+import http.server
+import io
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tarfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tpuforge.console import Progress
 from tpuforge.images import host
@@ -156,7 +165,7 @@ def registry(tmp_path: Path, auth: bool = False, tls: bool = False) -> Iterator[
     (folder / "data").mkdir(parents=True)
     port = free_port()
     made = RealRegistry(folder, f"127.0.0.1:{port}")
-    settings = {
+    settings: dict[str, Any] = {
         "version": 0.1,
         "log": {"level": "info", "accesslog": {"disabled": False}},
         "storage": {
@@ -180,3 +189,238 @@ def registry(tmp_path: Path, auth: bool = False, tls: bool = False) -> Iterator[
     finally:
         made.kill()
         shutil.rmtree(folder / "data", ignore_errors=True)
+
+
+@dataclass
+class Proxy:
+    """Stands before a registry and misbehaves.
+
+    Attributes:
+        target: The registry's address.
+        before: Given method and path: None lets the request through, a number is answered instead,
+            a negative one drops the connection after that many bytes of the request's body.
+        after: Given method, path and the answer's body: the body that is handed on.
+        asked: Method and path of every request.
+        body: What is said with a number.
+        address: ``127.0.0.1:PORT``.
+    """
+
+    target: str
+    before: Callable[[str, str], int | None] = lambda method, path: None
+    after: Callable[[str, str, bytes], bytes] = lambda method, path, body: body
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    body: bytes = b'{"errors":[{"code":"UNKNOWN","message":"the proxy says so"}]}'
+    address: str = ""
+
+    def count(self, method: str, part: str) -> int:
+        """How many requests of a method had something in their path."""
+        return sum(verb == method and part in path for verb, path in self.asked)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: Proxy
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The request's body, as it comes."""
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while length := int(self.rfile.readline(), 16):
+                yield self.rfile.read(length)
+                self.rfile.readline()
+            self.rfile.readline()
+            return
+        left = int(self.headers.get("Content-Length") or 0)
+        while left and (piece := self.rfile.read(min(left, 1 << 16))):
+            left -= len(piece)
+            yield piece
+
+    def handle_any(self) -> None:
+        proxy, method = self.proxy, self.command
+        proxy.asked.append((method, self.path))
+        said = proxy.before(method, self.path)
+        body = bytearray()
+        for piece in self._pieces():
+            body += piece
+            if said is not None and said < 0 and len(body) > -said:
+                break
+        if said is not None and said < 0:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if said is not None:
+            self._answer(said, [("Content-Type", "application/json")], proxy.body)
+            return
+        there = http.client.HTTPConnection(proxy.target, timeout=60)
+        dropped = ("transfer-encoding", "content-length", "connection")
+        try:
+            # a client may send one header several times
+            there.putrequest(method, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in dropped:
+                    there.putheader(name, value)
+            there.putheader("Content-Length", str(len(body)))
+            there.endheaders(bytes(body))
+            answer = there.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException):
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        finally:
+            there.close()
+        kept = [(k, v) for k, v in answer.getheaders() if k.lower() != "connection"]
+        if method != "HEAD":
+            data = proxy.after(method, self.path, data)
+            kept = [(k, v) for k, v in kept if k.lower() not in dropped]
+        self._answer(answer.status, kept, data, length=method != "HEAD")
+
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], data: bytes, *, length: bool = True
+    ) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if length:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+for _method in ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE"):
+    # the names that http.server looks for
+    setattr(_Handler, f"do_{_method}", _Handler.handle_any)
+
+
+@contextlib.contextmanager
+def proxy(target: str) -> Iterator[Proxy]:
+    """A proxy before a registry that speaks HTTP; it is honest until it is told otherwise."""
+    made = Proxy(target)
+    handler = type("Handler", (_Handler,), {"proxy": made})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    made.address = f"127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Layout:
+    """Writes an OCI layout, blob by blob."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "blobs" / "sha256").mkdir(parents=True)
+
+    def blob(self, data: bytes, kind: str, **more: object) -> dict[str, object]:
+        """Add a blob; its descriptor."""
+        digest = hashlib.sha256(data).hexdigest()
+        (self.folder / "blobs" / "sha256" / digest).write_bytes(data)
+        return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data), **more}
+
+    def json(self, value: object, kind: str, **more: object) -> dict[str, object]:
+        """Add a document; its descriptor."""
+        return self.blob(json.dumps(value, sort_keys=True).encode(), kind, **more)
+
+    def finish(self, entry: dict[str, object]) -> None:
+        """Write what names the one manifest or index."""
+        index = {"schemaVersion": 2, "mediaType": f"{_OCI}.index.v1+json", "manifests": [entry]}
+        (self.folder / "index.json").write_text(json.dumps(index))
+        (self.folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+
+
+_OCI = "application/vnd.oci.image"
+
+
+def small_image(
+    out: Path, slug: str = "runtime-py311", *, layers: Sequence[bytes] = (), twin: str = ""
+) -> str:
+    """A baked image of almost nothing in an out folder; its digest.
+
+    Args:
+        out: The out folder.
+        slug: Its folder.
+        layers: What is in the file of each layer; two small ones if none are given.
+        twin: Write only a layout of this name beside the first.
+    """
+    folder = out / "images" / slug
+    layout = Layout(folder / (twin or "oci"))
+    made, ids = [], []
+    for number, data in enumerate(layers or (b"one", slug.encode())):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            entry = tarfile.TarInfo(f"file{number}")
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+        ids.append(f"sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}")
+        if twin:
+            compressed = gzip.compress(packed.getvalue(), mtime=0)
+            made.append(layout.blob(compressed, f"{_OCI}.layer.v1.tar+gzip"))
+        else:
+            made.append(layout.blob(packed.getvalue(), f"{_OCI}.layer.v1.tar"))
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Labels": {"org.opencontainers.image.version": "1-py311"}},
+        "rootfs": {"type": "layers", "diff_ids": ids},
+    }
+    manifest = layout.json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_OCI}.manifest.v1+json",
+            "config": layout.json(config, f"{_OCI}.config.v1+json"),
+            "layers": made,
+        },
+        f"{_OCI}.manifest.v1+json",
+    )
+    layout.finish(manifest)
+    if not twin:
+        record = {
+            "schema": "tpuforge.image/1",
+            "image": slug.partition("-py")[0],
+            "python": "3.11",
+            "name": f"tpuforge/{slug.partition('-py')[0]}:1-py311",
+            "manifest_digest": manifest["digest"],
+        }
+        (folder / "image.json").write_text(json.dumps(record))
+    return str(manifest["digest"])
+
+
+def attach(out: Path, subject: str, slug: str = "runtime-py311", *, to: str = "") -> list[str]:
+    """Attach two documents to an image, as sbom does; their digests.
+
+    Args:
+        out: The out folder.
+        subject: The image's digest.
+        slug: Its folder.
+        to: Say in the manifests that they are attached to another image.
+    """
+    folder = out / "images" / slug
+    layout = Layout(folder / "referrers")
+    about = {"mediaType": f"{_OCI}.manifest.v1+json", "digest": to or subject, "size": 1}
+    empty = layout.blob(b"{}", "application/vnd.oci.empty.v1+json")
+    found = []
+    for kind in ("application/vnd.cyclonedx+json", "application/spdx+json"):
+        body = {
+            "schemaVersion": 2,
+            "mediaType": f"{_OCI}.manifest.v1+json",
+            "artifactType": kind,
+            "config": empty,
+            "layers": [layout.json({"about": kind}, kind)],
+            "subject": about,
+        }
+        found.append(layout.json(body, f"{_OCI}.manifest.v1+json", artifactType=kind))
+    kind = f"{_OCI}.index.v1+json"
+    index = layout.json({"schemaVersion": 2, "mediaType": kind, "manifests": found}, kind)
+    tag = subject.replace(":", "-")
+    layout.finish({**index, "annotations": {"org.opencontainers.image.ref.name": tag}})
+    (folder / "attestations.json").write_text(json.dumps({"subject": subject}))
+    return [str(entry["digest"]) for entry in found]

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import home
+from tpuforge.paths import home, sha256_file
 from tpuforge.process import clean_env, redact, run
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -430,6 +430,8 @@ class Client:
             ForgeError: If it refuses, or the whole has another digest; exit code 1.
         """
         begun = target.stat().st_size if target.exists() else 0
+        if begun and f"sha256:{sha256_file(target)}" == digest:
+            return
         headers = {"Range": f"bytes={begun}-"} if begun else {}
         try:
             with self._ask("GET", f"{self._url}/blobs/{digest}", headers) as answer:
@@ -440,19 +442,15 @@ class Client:
                         if on_bytes is not None:
                             on_bytes(len(chunk))
         except _RangeError:
-            # it was whole, or is of no use: the digest tells
+            # what was here is longer than the blob
             pass
-        found = hashlib.sha256()
-        with target.open("rb") as f:
-            while chunk := f.read(_CHUNK):
-                found.update(chunk)
-        if f"sha256:{found.hexdigest()}" != digest:
+        found = f"sha256:{sha256_file(target)}"
+        if found != digest:
             target.unlink()
             if begun:
                 raise TransientError("the beginning of the blob that was here is not its beginning")
             raise ForgeError(
-                f"{self.host}/{self.name}: the registry gave a blob with the digest "
-                f"sha256:{found.hexdigest()}",
+                f"{self.host}/{self.name}: the registry gave a blob with the digest {found}",
                 expected=digest,
                 mend="do not trust it: ask who runs the registry, and push the image again",
                 exit_code=Exit.FAULT,

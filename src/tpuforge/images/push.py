@@ -27,6 +27,7 @@ from tpuforge.images.registry import (
     add_options,
     fallback_tag,
     from_options,
+    read_referrers,
 )
 from tpuforge.paths import exclusive, out_dir, read_json, write_json
 from tpuforge.pins import load
@@ -204,7 +205,7 @@ def push(
 
 
 def _attached(baked: Baked) -> Path | None:
-    """The layout of what is attached to an image; None if nothing is."""
+    """The layout of what is attached to an image, checked; None if nothing is."""
     record = read_json(baked.folder / "attestations.json")
     if record is None:
         return None
@@ -216,6 +217,7 @@ def _attached(baked: Baked) -> Path | None:
             mend="forge sbom",
             exit_code=Exit.FAULT,
         )
+    read_referrers(baked.folder / "referrers", baked.digest)
     return baked.folder / "referrers"
 
 
