@@ -207,7 +207,7 @@ def write_record(value: object) -> None:
 
 def test_a_whole_record_is_read(checkout: Path) -> None:
     write_record(WHOLE | {"more": 1})
-    assert bake._read(target()) == WHOLE | {"more": 1}
+    assert bake.read_finished(target()) == WHOLE | {"more": 1}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_whole_record_is_read(checkout: Path) -> None:
 )
 def test_a_record_that_is_not_whole_counts_as_missing(checkout: Path, value: object) -> None:
     write_record(value)
-    record = bake._read(target())
+    record = bake.read_finished(target())
     assert record is None
     inputs = context.read_inputs(target(), PINS)
     assert bake._stale(target(), record, "1", inputs) == "there is none yet"

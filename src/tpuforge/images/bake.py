@@ -47,7 +47,7 @@ from tpuforge.pins import Pins, load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
 
-__all__ = ["SCHEMA", "bake", "choose", "explain", "images", "main", "recipe"]
+__all__ = ["SCHEMA", "bake", "choose", "explain", "images", "main", "read_finished", "recipe"]
 
 VERB = "bake"
 SCHEMA = "tpuforge.image/1"
@@ -165,7 +165,7 @@ def bake(
         # only now: waiting and making a base take long enough for someone to edit a file
         inputs = how.read_inputs(target, pins)
         key = inputs.key(ground.digest)
-        record = _read(target)
+        record = read_finished(target)
         why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
         if not why and record is not None:
             loaded: bool | None = not load or _in_engine(engine, record)
@@ -312,8 +312,12 @@ def _base(
     return Base(f"oci-layout://{out_dir() / record['layout']}@{digest}", digest, name, notes)
 
 
-def _read(target: Target) -> dict[str, Any] | None:
-    """The record of the finished image; one that is not whole counts as missing."""
+def read_finished(target: Target) -> dict[str, Any] | None:
+    """The record of the finished image; one that is not whole counts as missing.
+
+    Args:
+        target: The image.
+    """
     return read_record(target.finished / "image.json", SCHEMA, _FORM)
 
 
@@ -613,7 +617,7 @@ def _inspect(job: Job, image: oci.Image) -> list[oci.Content]:
     """What is in each layer; what the record of before already tells is not read again."""
     target = job.target
     known: dict[str, oci.Content] = {}
-    record = _read(target)
+    record = read_finished(target)
     if record is not None:
         known = {
             layer["digest"]: oci.Content(layer["unpacked_bytes"], layer["what"])

@@ -23,7 +23,8 @@ def target(pins: Pins, python: str) -> Target:
         pins: The pins.
         python: ``X.Y``; the pins name a suite for it.
     """
-    tag = f"{pins.suites[python]}-py{python.replace('.', '')}"
+    suite = pins.debian[pins.suites[python]]
+    tag = f"{suite.name}-py{python.replace('.', '')}"
     return Target(NAME, python, "", f"tpuforge/{NAME}:{tag}")
 
 

@@ -106,10 +106,12 @@ def lacks(target: Target, pins: Pins) -> str:
         return ""
     house = out_dir() / "wheelhouse"
     inputs = context.read_inputs(target, pins)
+    # torch first: it is what a machine lacks when it lacks much
+    order = sorted(inputs.groups, key=lambda name: name != "torch")
     missing = [
         f"{one.name} {one.version}"
-        for group in inputs.groups.values()
-        for one in group
+        for name in order
+        for one in inputs.groups[name]
         if not any((house / one.sha256).glob("*.whl"))
     ]
     if not missing:

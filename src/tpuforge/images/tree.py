@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import ROOT
 
 FILE = "docker-bake.hcl"
 # BuildKit knows it whether a Dockerfile names it or not
@@ -186,6 +187,20 @@ def faults(folder: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def main() -> int:
+    """Print what the bake file and the Dockerfiles do not agree on.
+
+    Returns:
+        0 when they agree, 1 when they do not.
+    """
+    try:
+        found = faults(ROOT / "images")
+    except ForgeError as error:
+        found = [error.found]
+    print("\n".join(found))
+    return int(Exit.FAULT if found else Exit.OK)
+
+
 class _Reader:
     """A reader of the part of HCL that the bake file uses."""
 
@@ -271,3 +286,7 @@ def _bad(path: Path, what: str) -> ForgeError:
         mend=f"git diff images/{path.name}",
         exit_code=Exit.FAULT,
     )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

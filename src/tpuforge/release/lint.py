@@ -42,6 +42,7 @@ def checkers(files: Sequence[Path]) -> dict[str, list[str]]:
         "mypy": [str(tools / "mypy")],
         "shellcheck": [str(tools / "shellcheck"), *shell] if shell else [],
         "hadolint": [str(tools / "hadolint"), *docker] if docker else [],
+        "the tree of images": [sys.executable, "-m", "tpuforge.images.tree"],
     }
     return {name: command for name, command in commands.items() if command}
 
@@ -51,10 +52,11 @@ def _lint(options: argparse.Namespace, progress: Progress) -> Outcome:
     listed = process.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, timeout=60)
     files = [ROOT / name for name in listed.output.splitlines()]
     faults: dict[str, str] = {}
+    env = process.clean_env(PYTHONPATH=str(ROOT / "src"))
     commands = checkers([path for path in files if path.is_file()])
     for name, command in commands.items():
         with progress.step(name):
-            done = process.run(command, cwd=ROOT, timeout=_LIMIT_S, check=False)
+            done = process.run(command, cwd=ROOT, timeout=_LIMIT_S, env=env, check=False)
         if done.code:
             faults[name] = done.output
     if faults:
