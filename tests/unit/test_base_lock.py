@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,53 @@ def test_every_set_of_the_pins_has_its_lock_and_a_further_set_holds_the_suites_o
     assert set(locks["bookworm"].debs) < set(locks["bookworm-builder"].debs)
     assert "git" in {deb.name for deb in locks["bookworm-builder"].debs}
     assert "git" not in {deb.name for deb in locks["bookworm"].debs}
+    # the same Debian, without its Python and what only that needs
+    assert set(locks["trixie-py312"].debs) < set(locks["trixie"].debs)
+    assert not {deb.name for deb in locks["trixie-py312"].debs if "python" in deb.name}
+    assert all("tini" in {deb.name for deb in lock.debs} for lock in locks.values())
+
+
+def test_every_python_has_a_base_with_that_python_and_no_other() -> None:
+    pins = load()
+    assert set(pins.suites) == set(pins.pythons)
+    for python, label in pins.suites.items():
+        suite = pins.debian[label]
+        lock = read_deb_lock(LOCK.with_name(f"{label}.lock"))
+        own = [deb.version for deb in lock.debs if deb.name == "python3"]
+        if suite.python:
+            assert (suite.python, own) == (python, [])
+            assert pins.standalone[python].version.startswith(f"{python}.")
+        else:
+            assert [version.rsplit(".", 1)[0] for version in own] == [python]
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "forky"])
+def test_a_suite_with_another_python_than_the_pins_say_is_refused(
+    tmp_path: Path, suite: str
+) -> None:
+    lock = LOCK.with_name(f"{suite}.lock").read_text(encoding="utf-8")
+    root = checkout(tmp_path / "tree")
+    changed = re.sub(r"  python3_[^_]+_", "  python3_3.15.1-1_", lock)
+    (root / "lock" / "debian" / f"{suite}.lock").write_text(changed, encoding="utf-8")
+    code, output = base(environment(root, tmp_path / "out"), "--suite", suite)
+    assert code == 1
+    assert f"python3 of {suite} is 3.15.1-1, not 3.1" in output
+    # only testing moves by itself
+    assert ("moves every day" in output) is (suite == "forky")
+
+
+def test_the_lock_of_testing_says_that_it_moves(tmp_path: Path) -> None:
+    deb = Deb("login", "1:4.16", "amd64", ZERO)
+    for suite in (Suite("forky", ("login",), rolling=True), Suite("trixie", ("login",))):
+        write_deb_lock(tmp_path / "x.lock", suite, [deb])
+        assert ("moves every day" in (tmp_path / "x.lock").read_text("utf-8")) is suite.rolling
+        assert read_deb_lock(tmp_path / "x.lock").debs == (deb,)
+    assert "moves every day" in LOCK.with_name("forky.lock").read_text(encoding="utf-8")
 
 
 BUILDER = "[debian.bookworm.builder]\n"
+OWN = '[debian.trixie.py312]\nwithout = ["python3"]\n'
+BUILD = '[python.standalone."3.12"]\nversion = "3.12'
 
 
 @pytest.mark.parametrize(
@@ -56,6 +101,16 @@ BUILDER = "[debian.bookworm.builder]\n"
         (BUILDER, f"{BUILDER}colour = 1\n", "debian.bookworm.builder.colour is an unknown key"),
         (BUILDER, f"colour = 1\n{BUILDER}", "debian.bookworm.colour is 1"),
         ('"3.11" = "bookworm"', '"3.11" = "bookworm-builder"', "a table [debian.bookworm-builder]"),
+        ('"3.11" = "bookworm"', '"3.11" = "trixie"', "not that of 3.13 too"),
+        ('"3.12" = "trixie-py312", "3.13" = "trixie"', '"3.13" = "trixie-py312"', "not 3.12"),
+        (f'{OWN}python = "3.12"', f'{OWN}python = "3.13"', "is trixie-py312"),
+        (f'{OWN}python = "3.12"', OWN, "debian.trixie.py312.packages is missing"),
+        (OWN, "[debian.trixie.py312]\n", "one Python in a base, not two"),
+        (OWN, OWN.replace("python3", "perl"), "packages that the suite asks for"),
+        (f"{BUILD}.14", f"{BUILD}.13", "the address of 3.12.13"),
+        (f"{BUILD}.14", BUILD.replace('= "3.12', '= "3.11') + ".14", "of the form 3"),
+        ('[python.standalone."3.12"]', '[python.standalone."3.10"]', "of the form 3"),
+        ("rolling = true", 'rolling = "daily"', "true or false"),
     ],
 )
 def test_a_set_that_makes_no_sense_is_refused(
@@ -99,7 +154,7 @@ def test_a_package_for_another_machine_has_no_place_in_a_lock() -> None:
         (lambda text: text.replace("_amd64.deb", "_arm64.deb"), "is not name_version_arch.deb"),
         (lambda text: text.replace("# snapshot: ", "# moment: "), "no line '# snapshot: …'"),
         (lambda text: text.replace("# suite: bookworm", "# suite: trixie"), "the lock of trixie"),
-        (lambda text: text.replace("python3\n# snap", "perl\n# snap"), "(+python3 -perl)"),
+        (lambda text: text.replace("python3 tini\n", "perl tini\n"), "(+python3 -perl)"),
         (lambda text: text[:-80], "is not a line of sha256sum"),
         (lambda text: text.replace("  bash_", "  dash_"), "dash stands there twice"),
         (lambda text: "\n".join(ln for ln in text.splitlines() if "  python3_" not in ln),

@@ -178,6 +178,7 @@ def write_tar(build: Path, target: Path, version: str, epoch: int) -> None:
 def _chosen(build: tarfile.TarFile, short: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
     """What a base takes from a build, by its name below ``python/``."""
     library = f"lib/python{short}/"
+    shared = re.compile(rf"lib/libpython{re.escape(short)}\.so[.\d]*")
     for member in build:
         name = member.name.removeprefix("./").rstrip("/")
         if not name.startswith(_TOP) or ".." in name.split("/"):
@@ -185,12 +186,10 @@ def _chosen(build: tarfile.TarFile, short: str) -> Iterator[tuple[str, tarfile.T
                 continue
             raise _strange(Path(str(build.name)), f"{name!r} is not below {_TOP}")
         name = name.removeprefix(_TOP)
-        wanted = name == f"bin/python{short}" or re.fullmatch(
-            rf"lib/libpython{re.escape(short)}\.so[.\d]*", name
-        )
-        if not wanted and name.startswith(library):
-            inner = name.removeprefix(library)
-            wanted = not _left_out(inner)
+        program = name == f"bin/python{short}"
+        wanted = program or shared.fullmatch(name) is not None
+        if name.startswith(library):
+            wanted = not _left_out(name.removeprefix(library))
         if wanted:
             if not (member.isreg() or member.isdir() or member.issym()):
                 raise _strange(Path(str(build.name)), f"{name!r} is no file, folder or link")
