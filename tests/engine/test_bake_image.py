@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 
 import pytest
 
@@ -176,14 +175,3 @@ def test_unpacked_it_is_little_more_than_its_wheels(image: Image) -> None:
         with zipfile.ZipFile(path) as file:
             wheels += sum(entry.file_size for entry in file.infolist())
     assert image.record["unpacked_bytes"] - wheels < 250e6
-
-
-@pytest.mark.slow
-def test_two_bakes_from_nothing_agree(image: Image) -> None:
-    """Other folder, other times, other umask, a base made anew: the digest of the real image."""
-    done = verb("tpuforge.images.reproduce", "--json", **image.engine.env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    data = json.loads(done.stdout)["data"]
-    assert data["digests"] == [image.record["manifest_digest"]] * 2
-    assert not (image.out / "reproduce" / image.slug).exists()
-    assert os.path.lexists(image.layout)
