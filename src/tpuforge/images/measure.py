@@ -33,7 +33,7 @@ from packaging.version import Version
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import layout as oci
-from tpuforge.images.bake import choose
+from tpuforge.images.choice import choose
 from tpuforge.images.context import Target, base_set
 from tpuforge.images.host import remove_tree
 from tpuforge.images.loopback import Loopback, loopback

@@ -17,8 +17,9 @@ from typing import Any
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import layout as oci
-from tpuforge.images.bake import SCHEMA, choose, recipe
+from tpuforge.images.bake import SCHEMA
 from tpuforge.images.base import ensure_base
+from tpuforge.images.choice import choose, recipe
 from tpuforge.images.context import Target, base_set
 from tpuforge.images.records import read_record
 from tpuforge.images.registry import Reference, Registry

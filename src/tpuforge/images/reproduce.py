@@ -23,7 +23,7 @@ from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import layout as oci
 from tpuforge.images import published, registry
-from tpuforge.images.bake import choose
+from tpuforge.images.choice import choose
 from tpuforge.images.context import Target
 from tpuforge.images.differences import compare, look_into
 from tpuforge.images.engine import ensure_engine
@@ -43,8 +43,8 @@ _WAYS = 3
 _FIRST = "first"
 _BAKE_S = 3600.0
 _ASK_S = 60.0
-# what a bake reads of an out folder: packages, wheels, and what other stages leave for it
-_INPUTS = ("wheelhouse", "debs", "bazel/bazelisk", "simulator", "python")
+# what was fetched, all of it by digest; what other stages made of it is made again
+_INPUTS = ("wheelhouse", "debs", "bazel/bazelisk", "python")
 # no user of this number is expected anywhere; Debian gives out 1000 to 59999 to people
 _STRANGER = 61234
 _PLACES = (
