@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from tpuforge.console import Progress
@@ -397,10 +399,12 @@ def verify_remote(
     elif verdict.failed:
         verdict.skip("the bill against the layers", "something failed before")
     else:
-        folder = out_dir() / "registry" / "verify" / digest.removeprefix("sha256:")
-        registry.copy_out(exact, folder)
-        image = oci.read_image(folder)
-        inside = inventory.read(folder, image, progress)
+        # what is in the layers is wanted, not the layers: forge pull keeps an image
+        with tempfile.TemporaryDirectory(prefix=".verify-", dir=out_dir()) as name:
+            folder = Path(name)
+            registry.copy_out(exact, folder)
+            image = oci.read_image(folder)
+            inside = inventory.read(folder, image, progress)
         _judge_layers(verdict, documents, inside, image.labels)
     return digest, verdict
 
