@@ -8,6 +8,7 @@ headers, tests. The library is compiled in the base itself, so no byte code of t
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import re
@@ -17,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote, urlsplit
 
 from tpuforge.archives import BAD_ARCHIVE
@@ -155,10 +157,12 @@ def write_tar(build: Path, target: Path, version: str, epoch: int) -> None:
     short = version.rpartition(".")[0]
     try:
         with (
-            tarfile.open(build) as old,
+            gzip.open(build) as packed,
+            tempfile.TemporaryFile(dir=target.parent) as plain,
+            _unpacked(packed, plain) as old,
             tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as new,
         ):
-            members = dict(sorted(_chosen(old, short)))
+            members = dict(sorted(_chosen(old, build, short)))
             program = members.get(f"bin/python{short}")
             if program is None or f"lib/python{short}/os.py" not in members:
                 raise _strange(build, f"it has no python{short} with a standard library")
@@ -171,20 +175,27 @@ def write_tar(build: Path, target: Path, version: str, epoch: int) -> None:
             link = tarfile.TarInfo(f"{PREFIX}/bin/python3")
             link.type, link.linkname, link.mtime = tarfile.SYMTYPE, f"python{short}", epoch
             new.addfile(link)
-    except (tarfile.TarError, *BAD_ARCHIVE) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, *BAD_ARCHIVE) as error:
         raise _strange(build, str(error)) from error
 
 
-def _chosen(build: tarfile.TarFile, short: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
+def _unpacked(packed: gzip.GzipFile, plain: IO[bytes]) -> tarfile.TarFile:
+    """The tar without its compression: its members are read in another order than they stand in."""
+    shutil.copyfileobj(packed, plain)
+    plain.seek(0)
+    return tarfile.open(fileobj=plain)
+
+
+def _chosen(tar: tarfile.TarFile, build: Path, short: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
     """What a base takes from a build, by its name below ``python/``."""
     library = f"lib/python{short}/"
     shared = re.compile(rf"lib/libpython{re.escape(short)}\.so[.\d]*")
-    for member in build:
+    for member in tar:
         name = member.name.removeprefix("./").rstrip("/")
         if not name.startswith(_TOP) or ".." in name.split("/"):
             if name in (".", "python"):
                 continue
-            raise _strange(Path(str(build.name)), f"{name!r} is not below {_TOP}")
+            raise _strange(build, f"{name!r} is not below {_TOP}")
         name = name.removeprefix(_TOP)
         program = name == f"bin/python{short}"
         wanted = program or shared.fullmatch(name) is not None
@@ -192,9 +203,13 @@ def _chosen(build: tarfile.TarFile, short: str) -> Iterator[tuple[str, tarfile.T
             wanted = not _left_out(name.removeprefix(library))
         if wanted:
             if not (member.isreg() or member.isdir() or member.issym()):
-                raise _strange(Path(str(build.name)), f"{name!r} is no file, folder or link")
+                raise _strange(build, f"{name!r} is no file, folder or link")
             if member.size > _LARGEST:
-                raise _strange(Path(str(build.name)), f"{name!r} has {member.size:,} bytes")
+                raise _strange(build, f"{name!r} has {member.size:,} bytes")
+            link = member.linkname
+            if member.issym() and (link.startswith("/") or ".." in link.split("/")):
+                # nothing of a library has to lie outside it
+                raise _strange(build, f"{name!r} links to {link!r}")
             yield name, member
 
 
@@ -212,9 +227,6 @@ def _add(
     entry.type, entry.mtime = member.type, epoch
     entry.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
     if member.issym():
-        # nothing of a library has to lie outside it
-        if member.linkname.startswith("/") or ".." in member.linkname.split("/"):
-            raise _strange(Path(str(old.name)), f"{member.name!r} links to {member.linkname!r}")
         entry.linkname, entry.mode = member.linkname, 0o777
         new.addfile(entry)
         return
