@@ -4,7 +4,7 @@
 # would keep them from sharing this layer, and all above it.
 set -eu
 
-mkdir -p /out/opt /out/etc /out/home/tpu /out/workspace
+mkdir -p /out/opt /out/etc /out/home/tpu /out/workspace /out/cache
 cp -a /opt/venv /out/opt/venv
 
 cp /etc/passwd /etc/group /out/etc/
@@ -18,6 +18,7 @@ cp -R /files/root/. /out/
 # the checkout's umask and times must not count; only the executable bit does
 find /out -type d -exec chmod 755 {} +
 find /out -type f -exec chmod u=rwX,go=rX {} +
-# any user may be asked for (docker run --user), so both are open like /tmp
-chmod 1777 /out/home/tpu /out/workspace
+# any user may be asked for (docker run --user), so these are open like /tmp; a new volume at /cache
+# takes over its mode
+chmod 1777 /out/home/tpu /out/workspace /out/cache
 find /out -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +

@@ -22,6 +22,7 @@ from typing import Any
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import guard
 from tpuforge.images.base import PRELOAD, UID, USER
 from tpuforge.images.debian import lock_path, read_deb_lock
 from tpuforge.images.overlay import NAME, Wheel, check_fit, overlaid, overlay_lock
@@ -32,7 +33,6 @@ from tpuforge.pins import Pins, Suite
 IMAGES = ROOT / "images"
 SUITE = ROOT / "smoke"
 FACTS_SCHEMA = "tpuforge.image-facts/1"
-_CONSTRAINTS = "/opt/tpuforge/constraints.txt"
 # packages with a layer of their own: large, and they change apart from the rest
 _OWN_GROUP = ("libtpu", "torch", "torch-tpu")
 MORE = "more"
@@ -243,7 +243,7 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
     here = Path(__file__).parent
     suite_sha256 = tree_digest(SUITE)
     left_out = _left_out(target.flavour)
-    code = ("bake.py", "context.py", "overlay.py")
+    code = ("bake.py", "context.py", "guard.py", "overlay.py")
     parts = {
         "the image's name": f"{target.name} {target.flavour}",
         "the lock": sha256_file(target.lock),
@@ -391,7 +391,7 @@ def facts(target: Target, inputs: Inputs, pins: Pins) -> dict[str, Any]:
         "user": USER,
         "uid": UID,
         "preload": PRELOAD,
-        "constraint": _CONSTRAINTS,
+        "constraint": guard.CONSTRAINTS,
     }
 
 
@@ -558,11 +558,10 @@ def _fill_facts(target: Target, inputs: Inputs, pins: Pins) -> None:
     else:
         shutil.copyfile(target.lock, folder / "lock.txt")
     torch = next(p for p in inputs.groups["torch"] if p.name == "torch")
-    (folder / "constraints.txt").write_text(
-        "# The CPU build of torch, for ever: the main index serves a CUDA build of this number.\n"
-        f"torch=={torch.version}\n",
-        encoding="utf-8",
-    )
+    for name, text in guard.files(torch.version, pins).items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     # read by the bake alone: what pip may miss
     lines = [f"{by} {name}\n" for by, name in inputs.left_out]
     (root / "left-out").write_text("".join(lines), encoding="utf-8")

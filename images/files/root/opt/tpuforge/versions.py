@@ -2,40 +2,123 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import platform
+import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-FACTS = Path("/opt/tpuforge/image.json")
+HOME = Path("/opt/tpuforge")
+SCHEMA = "tpuforge.versions/1"
+NAMED = ("torch", "torch-tpu", "libtpu", "numpy")
+# both load a plugin, and a plugin that is unhappy ends its process
+PJRT_LIMIT_S = 60
 
 
-def rows() -> list[tuple[str, str]]:
-    """Name and version of what matters, facts of the bake first."""
-    facts = json.loads(FACTS.read_text(encoding="utf-8"))
-    release = platform.freedesktop_os_release()
-    return [
+def packages() -> list[dict[str, str | None]]:
+    """Every installed package, with the digest of the wheel that the lock names for it."""
+    text = (HOME / "lock.txt").read_text(encoding="utf-8")
+    locked = {
+        (found[1], found[2]): found[3]
+        for found in re.finditer(r"^(\S+?)==(\S+)[\s\\]+--hash=sha256:(\S+)", text, re.MULTILINE)
+    }
+    rows: list[dict[str, str | None]] = []
+    for one in metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        rows.append(
+            {"name": name, "version": one.version, "sha256": locked.get((name, one.version))}
+        )
+    return sorted(rows, key=lambda row: str(row["name"]))
+
+
+def pjrt() -> dict[str, str | None]:
+    """The PJRT API that libtpu offers, and the one that torch_tpu was built with.
+
+    Returns:
+        A version, such as ``0.112``, or None where the suite cannot tell.
+    """
+    found: dict[str, str | None] = {}
+    for name, function in (("libtpu", "measure_plugin"), ("torch_tpu", "measure_framework")):
+        lines = (
+            "import os; from smoke import pjrt; os.environ.update(pjrt.QUIET); "
+            f"print(pjrt.{function}()['version'])"
+        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-B", "-c", lines],
+                env={**os.environ, "PYTHONPATH": str(HOME)},
+                capture_output=True,
+                text=True,
+                timeout=PJRT_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            found[name] = None
+        else:
+            words = done.stdout.split()
+            found[name] = words[-1] if done.returncode == 0 and words else None
+    return found
+
+
+def everything() -> dict[str, Any]:
+    """What the image is made of, as a document."""
+    return {
+        "schema": SCHEMA,
+        "image": json.loads((HOME / "image.json").read_text(encoding="utf-8")),
+        "system": platform.freedesktop_os_release()["PRETTY_NAME"],
+        "python": platform.python_version(),
+        "pjrt_api": pjrt(),
+        "packages": packages(),
+    }
+
+
+def table(told: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The rows for people: what matters, facts of the bake first.
+
+    Args:
+        told: What :func:`everything` found.
+    """
+    facts, pjrt_api = told["image"], told["pjrt_api"]
+    installed = {row["name"]: row for row in told["packages"]}
+    rows: list[tuple[str, ...]] = [
         ("image", f"{facts['image']} ({facts['flavour']})"),
-        ("system", f"{release['PRETTY_NAME']}"),
-        ("python", platform.python_version()),
-        *((name, metadata.version(name)) for name in ("torch", "torch_tpu", "libtpu", "numpy")),
-        *([("given wheel", facts["overlay"])] if "overlay" in facts else []),
-        ("XLA commit", facts["xla_commit"]),
-        ("lock", f"sha256:{facts['lock_sha256']}"),
+        ("system", told["system"]),
+        ("python", told["python"]),
     ]
+    for name in NAMED:
+        row = installed.get(name)
+        if row is None:
+            rows.append((name.replace("-", "_"), "not installed"))
+        else:
+            digest = f"sha256:{row['sha256']}" if row["sha256"] else "not of the lock"
+            rows.append((name.replace("-", "_"), row["version"], digest))
+    words = [f"{name} {version or 'unknown'}" for name, version in pjrt_api.items()]
+    rows.append(("PJRT API", ", ".join(words)))
+    if "overlay" in facts:
+        rows.append(("given wheel", facts["overlay"]))
+    rows += [("XLA commit", facts["xla_commit"]), ("lock", f"sha256:{facts['lock_sha256']}")]
+    return rows
 
 
 def main() -> int:
-    """Print the table, or the whole package list with ``--all``."""
-    if sys.argv[1:] == ["--all"]:
-        print(Path("/opt/tpuforge/packages.txt").read_text(encoding="utf-8"), end="")
-        return 0
-    if sys.argv[1:]:
-        print("usage: versions [--all]", file=sys.stderr)
-        return 2
-    for name, version in rows():
-        print(f"{name:<11} {version}")
+    """Print the table, the whole list of packages, or everything as JSON."""
+    arguments = argparse.ArgumentParser(prog="versions", description="What this image is made of.")
+    form = arguments.add_mutually_exclusive_group()
+    form.add_argument("--all", action="store_true", help="every package, as NAME==VERSION")
+    form.add_argument("--json", action="store_true", help=f"everything, schema {SCHEMA}")
+    options = arguments.parse_args()
+    if options.all:
+        print((HOME / "packages.txt").read_text(encoding="utf-8"), end="")
+    elif options.json:
+        print(json.dumps(everything(), indent=2, sort_keys=True))
+    else:
+        for name, *rest in table(everything()):
+            print(f"{name:<11} {'  '.join(rest)}")
     return 0
 
 
