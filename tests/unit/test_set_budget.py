@@ -1,0 +1,175 @@
+"""Images over their budget, blobs of siblings, and the script that judges the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import tarfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tpuforge.errors import ForgeError
+from tpuforge.images import budget
+from tpuforge.images import layout as oci
+from tpuforge.paths import ROOT
+
+MB = 1_000_000
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+def layer(layout: Path, files: dict[str, int]) -> oci.Blob:
+    """A layer of files of some sizes."""
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as tar:
+        for name, length in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = length
+            tar.addfile(entry, io.BytesIO(b"\0" * length))
+    data = body.getvalue()
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    blob = oci.Blob(digest, len(data), "application/vnd.oci.image.layer.v1.tar")
+    blob.path(layout).parent.mkdir(parents=True, exist_ok=True)
+    blob.path(layout).write_bytes(data)
+    return blob
+
+
+def image(*layers: oci.Blob, compressed: str = "4MB", unpacked: str = "9MB") -> oci.Image:
+    """An image with a budget."""
+    small = oci.Blob("sha256:0", 100, "application/json")
+    labels = {
+        "io.tpuforge.budget.compressed": compressed,
+        "io.tpuforge.budget.unpacked": unpacked,
+    }
+    return oci.Image(small, small, layers, labels, {})
+
+
+def test_an_image_over_its_budget_comes_with_what_is_new(tmp_path: Path) -> None:
+    old = layer(tmp_path, {f"{SITE}/torch/lib.so": 2 * MB})
+    new = layer(
+        tmp_path,
+        {
+            f"{SITE}/jax/a.py": MB,
+            f"{SITE}/jax/b.py": MB,
+            f"{SITE}/scipy/c.so": MB,
+            "usr/share/doc/x": 1000,
+        },
+    )
+    made = image(old, new)
+    with pytest.raises(ForgeError) as caught:
+        budget.check(tmp_path, made, 5 * MB, {old.digest}, "tpuforge/pallas:1")
+    text = caught.value.found
+    assert "tpuforge/pallas:1 is over its budget: 5.0 MB compressed, the budget is 4.0 MB" in text
+    assert "unpacked, the budget" not in text
+    rows = [line.split() for line in text.splitlines()[2:]]
+    assert rows == [
+        ["2.0", "MB", "jax"],
+        ["1.0", "MB", "scipy"],
+        ["0.0", "MB", "/usr/share"],
+    ]
+    assert caught.value.exit_code == 1
+    # without an image of before, all of it
+    with pytest.raises(ForgeError, match=r"2\.0 MB +torch"):
+        budget.check(tmp_path, made, 5 * MB, set(), "tpuforge/pallas:1")
+
+
+def test_unpacked_counts_too_and_within_is_well(tmp_path: Path) -> None:
+    one = layer(tmp_path, {f"{SITE}/torch/lib.so": MB})
+    budget.check(tmp_path, image(one), 9 * MB, set(), "a:1")
+    with pytest.raises(ForgeError, match=r"unpacked, the budget is 9\.0 MB"):
+        budget.check(tmp_path, image(one), 9 * MB + 1, set(), "a:1")
+
+
+def test_blobs_of_a_sibling_are_linked_and_others_left_alone(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    one, two = layer(there, {"a": 10}), layer(there, {"b": 20})
+    two.path(here).parent.mkdir(parents=True)
+    two.path(here).write_bytes(b"being written")
+    oci.seed(there, here, [one.digest, two.digest, "sha256:9"])
+    assert one.path(here).samefile(one.path(there))
+    assert two.path(here).read_bytes() == b"being written"
+    assert len(list(two.path(here).parent.iterdir())) == 2
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script of the bake, on folders of the test."""
+    path = ROOT / "images" / "files" / "build" / "check_environment.py"
+    spec = importlib.util.spec_from_file_location("check_environment", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("OUT", "GROUPS", "FACTS"):
+        monkeypatch.setattr(module, name, tmp_path / name.lower())
+    monkeypatch.setattr(module, "LEFT_OUT", tmp_path / "facts" / "left-out")
+    (tmp_path / "facts" / "opt" / "tpuforge").mkdir(parents=True)
+    (tmp_path / "facts" / "left-out").write_text("xgrammar triton\n")
+    return module
+
+
+def said(monkeypatch: pytest.MonkeyPatch, judge: ModuleType, output: str) -> None:
+    class Done:
+        returncode = 1
+        stdout = output
+
+        def check_returncode(self) -> None:
+            """As of a command that went well."""
+
+    monkeypatch.setattr(judge, "pip", lambda *_: Done())
+
+
+LEFT = "xgrammar 0.1.25 requires triton, which is not installed.\n"
+
+
+def test_a_name_left_out_on_purpose_is_let_through(
+    judge: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(monkeypatch, judge, LEFT)
+    judge.complete()
+    assert capsys.readouterr().out == f"left out on purpose: {LEFT}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "other 1.0 requires triton, which is not installed.\n",
+        "xgrammar 0.1.25 requires numpy, which is not installed.\n",
+        "xgrammar 0.1.25 has requirement triton>=3, but you have triton 2.\n",
+        "xgrammar 0.1.25 is not supported on this platform\n",
+    ],
+)
+def test_nothing_else_is(judge: Any, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    said(monkeypatch, judge, LEFT + line)
+    with pytest.raises(SystemExit, match="not complete"):
+        judge.complete()
+
+
+def test_a_file_that_hides_another_is_refused(judge: Any, tmp_path: Path) -> None:
+    for group, text in (("more", "one"), ("rest", "one")):
+        path = tmp_path / "groups" / group / SITE / "tests" / "__init__.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    # the same bytes hide nothing
+    judge.apart()
+    path.write_text("two")
+    with pytest.raises(SystemExit, match=f"two layers differ in /{SITE}/tests/__init__.py"):
+        judge.apart()
+
+
+def test_what_tells_of_the_image_has_final_modes_and_times(
+    judge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said(monkeypatch, judge, "torch==2.13.0+cpu\n")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000")
+    facts = tmp_path / "facts" / "opt" / "tpuforge" / "lock.txt"
+    facts.write_text("a lock\n")
+    facts.chmod(0o600)
+    judge.gather()
+    made = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
+    assert made == {"opt", "opt/tpuforge", "opt/tpuforge/lock.txt", "opt/tpuforge/packages.txt"}
+    for path in (tmp_path / "out").rglob("*"):
+        assert path.stat().st_mtime == 1000
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
