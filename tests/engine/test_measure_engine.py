@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import zipfile
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bake_support import ROOT, Image
+from bake_support import ROOT, Engine, result
 from reproduce_support import image as small_image
 from reproduce_support import layer
 from tpuforge.console import Progress
@@ -20,8 +19,7 @@ from tpuforge.images.host import remove_tree, unmount_below
 from tpuforge.images.loopback import loopback
 from tpuforge.images.plain import Plain
 from tpuforge.lockfile import Locked, read_lock
-
-SLUG = "runtime-py311"
+from tpuforge.paths import out_dir
 
 
 def test_pulls_are_timed_and_counted_in_an_engine_of_its_own(tmp_path: Path) -> None:
@@ -57,7 +55,7 @@ def test_pulls_are_timed_and_counted_in_an_engine_of_its_own(tmp_path: Path) -> 
     assert len(bench.rows["push.bump"].ours.samples) == 1
 
 
-def test_the_plain_build_leaves_no_setting_behind(image: Image, tmp_path: Path) -> None:
+def test_the_plain_build_leaves_no_setting_behind(engine: Engine, tmp_path: Path) -> None:
     """pip's settings and certificates go in as secrets; what is asked for comes out installed."""
     name = "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(tmp_path / name, "w") as file:
@@ -73,10 +71,11 @@ def test_the_plain_build_leaves_no_setting_behind(image: Image, tmp_path: Path) 
     (tmp_path / "pip.conf").write_text("[global]\nno-index = true\n# secret-of-mine\n")
     (tmp_path / "ca.pem").write_text("secret-of-mine\n")
     (pip,) = (p for p in read_lock(ROOT / "lock" / "tools-py311.txt") if p.name == "pip")
-    (wheel,) = (image.out / "wheelhouse" / pip.sha256).glob("*.whl")
-    base = json.loads((image.out / "base" / "bookworm.json").read_text())
-    named = f"oci-layout://{image.out / base['layout']}@{base['manifest_digest']}"
-    way = Plain(image.engine.record, tmp_path / "work", named, "default")
+    result("tpuforge.build.wheelhouse")
+    base = result("tpuforge.images.base")
+    (wheel,) = (out_dir() / "wheelhouse" / pip.sha256).glob("*.whl")
+    named = f"oci-layout://{out_dir() / base['layout']}@{base['manifest_digest']}"
+    way = Plain(engine.record, tmp_path / "work", named, "host")
     way.settle(wheel, str(tmp_path / "pip.conf"), str(tmp_path / "ca.pem"))
     # pip itself is asked for by the Dockerfile: it is at hand, as the next torch_tpu would be
     way.ask_for([Locked("tiny", "1.0", "")], [tmp_path / name, wheel])
