@@ -97,8 +97,8 @@ target "base" {
   labels = {
     "io.tpuforge.image"                    = "base"
     "io.tpuforge.python"                   = PYTHON
-    "io.tpuforge.budget.compressed"        = "60MB"
-    "io.tpuforge.budget.unpacked"          = "200MB"
+    "io.tpuforge.budget.compressed"        = "50MB"
+    "io.tpuforge.budget.unpacked"          = "150MB"
     "org.opencontainers.image.title"       = "TorchTPU base"
     "org.opencontainers.image.description" = "Debian with Python, from locked packages: what the images of TorchTPU stand on"
     "org.opencontainers.image.licenses"    = "LicenseRef-in-the-image"
@@ -133,7 +133,7 @@ target "train" {
   labels = {
     "io.tpuforge.image"                    = "train"
     "io.tpuforge.flavour"                  = "train"
-    "io.tpuforge.budget.compressed"        = "640MB"
+    "io.tpuforge.budget.compressed"        = "660MB"
     "io.tpuforge.budget.unpacked"          = "2700MB"
     "org.opencontainers.image.title"       = "TorchTPU training"
     "org.opencontainers.image.description" = "TorchTPU runtime with transformers, datasets, accelerate and torchtitan"
