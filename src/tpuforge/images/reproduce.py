@@ -13,9 +13,10 @@ import os
 import shutil
 import stat
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class Way:
         variables: Of its environment.
         before: Words before its command line, such as those that make it another user.
         told: What is other than in an ordinary bake, in words.
+        python: The Python that runs it.
     """
 
     folder: str
@@ -76,6 +78,16 @@ class Way:
     variables: Mapping[str, str]
     before: tuple[str, ...]
     told: tuple[str, ...]
+    python: str = sys.executable
+
+    def words(self, command: Sequence[str]) -> list[str]:
+        """The command line of something that is run in this way.
+
+        Args:
+            command: The program and its arguments. The shell starts it, not what changes the user:
+                that still has the rights to reach a program which the other user has not.
+        """
+        return [*self.before, "/bin/sh", "-c", f'umask {self.umask}; exec "$@"', "sh", *command]
 
 
 def differences(first: Path, second: Path) -> Iterator[str]:
@@ -116,13 +128,14 @@ def rebuild(
     with progress.step(f"preparing rebuild {number}"):
         way = _prepare(top, number, engine, progress)
     out = top / way.folder
-    words = [*way.before, "/bin/sh", "-c", f'umask {way.umask}; exec "$@"', "bake", sys.executable]
-    words += ["-m", "tpuforge.images.bake", "--no-cache", "--no-load", "--image", target.image]
-    words += ["--python", target.python, "--flavour", target.flavour] if target.python else []
+    words = [way.python, "-m", "tpuforge.images.bake", "--no-cache", "--no-load"]
+    words += ["--image", target.image]
+    words += ["--python", target.python] if target.python else []
+    words += ["--flavour", target.flavour] if target.flavour else []
     with progress.step(f"rebuild {number} of {target.slug}"):
         started = time.monotonic()
         done = run(
-            words,
+            way.words(words),
             timeout=_BAKE_S,
             env=clean_env(**way.variables),
             cwd=way.checkout,
@@ -236,7 +249,7 @@ def _as_stranger(
 
     def same(why: str) -> Way:
         progress.note(f"this rebuild has the same user as the others: {why}")
-        return Way(way.folder, way.umask, way.checkout, way.variables, (), (*way.told, "same user"))
+        return replace(way, told=(*way.told, "same user"))
 
     setpriv = which("setpriv")
     if os.geteuid() != 0 or not setpriv:
@@ -261,22 +274,36 @@ def _as_stranger(
     for folder in folders:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, _STRANGER, _STRANGER, follow_symlinks=False)
-    for question in (
-        [sys.executable, "-c", "import tpuforge.images.bake"],
-        [engine["docker"], "version"],
-    ):
-        asked = run(
-            [*before, *question],
-            timeout=_ASK_S,
-            env=clean_env(**variables),
-            cwd=way.checkout,
-            check=False,
-        )
-        if asked.code != 0:
-            last = asked.tail.splitlines()[-1:] or [f"exit code {asked.code}"]
-            return same(f"another cannot run {Path(question[0]).name} here: {last[0]}")
     told = (*way.told, f"user {_STRANGER}")
-    return Way(way.folder, way.umask, way.checkout, variables, tuple(before), told)
+    why = ""
+    for python, modules in _pythons(way.variables["PYTHONPATH"]):
+        other = replace(way, before=tuple(before), told=told, python=python)
+        other = replace(other, variables={**variables, "PYTHONPATH": modules})
+        asked = _ask(other, [python, "-c", "import tpuforge.images.bake"])
+        why = why or asked
+        if not asked:
+            why = _ask(other, [engine["docker"], "version"])
+            return same(f"another cannot reach the engine: {why}") if why else other
+    return same(f"another cannot run what this one runs: {why}")
+
+
+def _pythons(path: str) -> list[tuple[str, str]]:
+    """Pythons that another user may be able to run, each with its PYTHONPATH.
+
+    This one often stands in somebody's home folder; the system's of the same version takes the
+    packages of this one, where it is there.
+    """
+    found = [(sys.executable, path)]
+    system = shutil.which(f"python3.{sys.version_info[1]}", path="/usr/local/bin:/usr/bin")
+    if system:
+        found.append((system, f"{path}:{sysconfig.get_paths()['purelib']}"))
+    return found
+
+
+def _ask(way: Way, question: Sequence[str]) -> str:
+    """Try something as a rebuild would do it; why it failed, or empty."""
+    done = run(way.words(question), timeout=_ASK_S, env=clean_env(**way.variables), check=False)
+    return (done.tail.splitlines() or [f"exit code {done.code}"])[-1] if done.code else ""
 
 
 def reproduce(
