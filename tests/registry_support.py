@@ -394,21 +394,29 @@ def small_image(
     return str(manifest["digest"])
 
 
-def attach(out: Path, subject: str, slug: str = "runtime-py311", *, to: str = "") -> list[str]:
-    """Attach two documents to an image, as sbom does; their digests.
+def attach(
+    out: Path,
+    subject: str,
+    slug: str = "runtime-py311",
+    *,
+    to: str = "",
+    kinds: Sequence[str] = ("application/vnd.cyclonedx+json", "application/spdx+json"),
+) -> list[str]:
+    """Attach documents to an image, as sbom does; the digests of their manifests.
 
     Args:
         out: The out folder.
         subject: The image's digest.
         slug: Its folder.
         to: Say in the manifests that they are attached to another image.
+        kinds: Their types.
     """
     folder = out / "images" / slug
     layout = Layout(folder / "referrers")
     about = {"mediaType": f"{_OCI}.manifest.v1+json", "digest": to or subject, "size": 1}
     empty = layout.blob(b"{}", "application/vnd.oci.empty.v1+json")
     found = []
-    for kind in ("application/vnd.cyclonedx+json", "application/spdx+json"):
+    for kind in kinds:
         body = {
             "schemaVersion": 2,
             "mediaType": f"{_OCI}.manifest.v1+json",

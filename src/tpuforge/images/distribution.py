@@ -2,7 +2,8 @@
 
 What takes long, the copying of whole images, is skopeo's (:mod:`tpuforge.images.registry`). This
 speaks the OCI distribution API for what no version of skopeo does byte for byte: it puts a manifest
-under a tag exactly as it is, and takes one blob by its digest. Only the standard library is used.
+under a tag exactly as it is, and takes one blob by its digest. Where there is no skopeo, it sends
+and takes all blobs, one after the other. Only the standard library is used.
 
 Errors come in two kinds: :class:`TransientError` is worth another try, a ``ForgeError`` is not.
 """
@@ -456,6 +457,33 @@ class Client:
                 exit_code=Exit.FAULT,
             )
 
+    def put_blob(
+        self, digest: str, source: Path, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
+        """Send a blob in one go.
+
+        Args:
+            digest: ``sha256:…``; the registry checks it.
+            source: The file.
+            on_bytes: Told how many bytes went.
+
+        Raises:
+            TransientError: If the registry does not answer now.
+            ForgeError: If it refuses.
+        """
+        url = f"{self._url}/blobs/uploads/"
+        with self._ask("POST", url, {"Content-Length": "0"}, b"", scope="pull,push") as answer:
+            place = urllib.parse.urljoin(url, answer.headers.get("Location") or "")
+        place += f"{'&' if '?' in place else '?'}{urllib.parse.urlencode({'digest': digest})}"
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(source.stat().st_size),
+        }
+        with source.open("rb") as file:
+            body = _Counted(file, on_bytes)
+            with self._ask("PUT", place, headers, body, scope="pull,push"):
+                pass
+
     @property
     def _root(self) -> str:
         server = "registry-1.docker.io" if self.host == "docker.io" else self.host
@@ -471,17 +499,22 @@ class Client:
         method: str,
         url: str,
         headers: dict[str, str] | None = None,
-        data: bytes | None = None,
+        data: bytes | _Counted | None = None,
         *,
         scope: str = "pull",
     ) -> Iterator[http.client.HTTPResponse]:
         """One request; when the registry asks who one is, it is told, once."""
         told = False
+        ours = urllib.parse.urlsplit(url).netloc == urllib.parse.urlsplit(self._root).netloc
         while True:
+            if isinstance(data, _Counted):
+                data.rewind()
             request = urllib.request.Request(url, data, headers or {}, method=method)  # noqa: S310
             request.add_header("User-Agent", "tpuforge")
             # these stay behind when the registry leads to where it stores its blobs
-            if self._bearer:
+            if not ours:
+                pass
+            elif self._bearer:
                 request.add_unredirected_header("Authorization", f"Bearer {self._bearer}")
             elif self._basic and self.credentials is not None:
                 request.add_unredirected_header("Authorization", f"Basic {self.credentials.basic}")
@@ -581,6 +614,25 @@ class Client:
             raise self._refused(error.status, error.why) from None
         except (ValueError, KeyError, AttributeError) as error:
             raise TransientError(f"{self.host}: no token came: {type(error).__name__}") from error
+
+
+class _Counted:
+    """A file that tells how much of it was read."""
+
+    def __init__(self, file: IO[bytes], on_bytes: Callable[[int], None] | None) -> None:
+        self._file = file
+        self._on_bytes = on_bytes
+
+    def rewind(self) -> None:
+        """Begin again."""
+        self._file.seek(0)
+
+    def read(self, most: int = -1) -> bytes:
+        """The next bytes."""
+        data = self._file.read(most)
+        if self._on_bytes is not None:
+            self._on_bytes(len(data))
+        return data
 
 
 class _ChallengeError(Exception):

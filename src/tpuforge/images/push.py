@@ -224,7 +224,10 @@ def _attached(baked: Baked) -> Path | None:
 def _read_back(layout: Path, ref: Reference, registry: Registry, progress: Progress) -> None:
     """Take every blob from the registry again; each is checked by its digest."""
     image = oci.read_image(layout)
-    with tempfile.TemporaryDirectory(prefix="read-back-", dir=out_dir()) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="read-back-", dir=out_dir()) as folder,
+        progress.step("reading back", image.compressed),
+    ):
         for blob in dict.fromkeys((image.config, *image.layers)):
             path = registry.take(ref, blob.digest, Path(folder, "blob"))
             if path.stat().st_size != blob.size:

@@ -1,8 +1,9 @@
 """Images in a registry: put there, taken from there, and read, always by digest.
 
-skopeo copies whole images, byte for byte and only what is missing; the small requests around it are
-those of :mod:`tpuforge.images.distribution`. A tag is put last, after everything that it stands
-for, and nothing that a registry says is believed: what it gives is checked by digest.
+skopeo copies whole images, byte for byte and only what is missing. The small requests around it,
+and all of them where there is no skopeo, are those of :mod:`tpuforge.images.distribution`. A tag is
+put last, after everything that it stands for, and nothing that a registry says is believed: what it
+gives is checked by digest.
 
 Formats: OCI image layout, image manifest and index 1.1; the reference grammar of the OCI
 distribution specification.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -230,7 +232,7 @@ class Registry:
     access: Access = field(default_factory=Access)
     tries: int = TRIES
     _clients: dict[str, Client] = field(default_factory=dict, repr=False)
-    _skopeo: str = ""
+    _skopeo: str | None = field(default=None, repr=False)
 
     def manifest(self, ref: Reference) -> bytes:
         """A manifest or index, byte for byte.
@@ -289,7 +291,8 @@ class Registry:
         if path.is_file() and f"sha256:{sha256_file(path)}" == digest:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.take(ref, digest, path.parent / f".{path.name}.partial").replace(path)
+        with self.progress.step(f"taking {digest[:19]}… from {ref.repository}"):
+            self.take(ref, digest, path.parent / f".{path.name}.partial").replace(path)
         return path
 
     def take(self, ref: Reference, digest: str, target: Path) -> Path:
@@ -309,8 +312,7 @@ class Registry:
         """
         client = self._client(ref)
         doing = f"taking {digest[:19]}… from {ref.repository}"
-        with self.progress.step(doing):
-            self._patiently(doing, lambda: client.blob(digest, target, self.progress.advance))
+        self._patiently(doing, lambda: client.blob(digest, target, self.progress.advance))
         return target
 
     def put(self, ref: Reference, data: bytes, kind: str) -> None:
@@ -468,11 +470,15 @@ class Registry:
         absent = [blob for blob in wanted if not blob.path(layout).is_file()]
         total = sum(blob.size for blob in absent)
         (layout / "index.json").unlink(missing_ok=True)
-        if absent:
+        doing = f"taking {digest[:19]}… from {ref.repository}"
+        if absent and self._program():
             source = f"docker://{ref.at_digest(digest)}"
-            doing = f"taking {digest[:19]}… from {ref.repository} ({size(total)})"
-            self._copy(doing, ref, source, "oci:.", folder=layout)
+            self._copy(f"{doing} ({size(total)})", ref, source, "oci:.", folder=layout)
         else:
+            with self.progress.step(doing, total) if absent else contextlib.nullcontext():
+                for blob in absent:
+                    path = blob.path(layout)
+                    self.take(ref, blob.digest, path.parent / f".{path.name}").replace(path)
             manifest = oci.Blob(digest, len(data), kind)
             write_atomic(manifest.path(layout), data)
             _write_index(layout, manifest)
@@ -518,15 +524,15 @@ class Registry:
             write_atomic(blobs / _digest(data).removeprefix("sha256:"), data)
 
         try:
-            keep(index)
-            for entry in json.loads(index)["manifests"]:
-                data = self.manifest(ref.at_digest(entry["digest"]))
-                keep(data)
-                body = json.loads(data)
-                for blob in (body["config"], *body["layers"]):
-                    if not _DIGEST.fullmatch(blob["digest"]):
-                        raise ValueError(f"the digest {blob['digest']!r}")
-                    self.take(ref, blob["digest"], blobs / blob["digest"].removeprefix("sha256:"))
+            with self.progress.step(f"taking what is attached to {ref.digest[:19]}…"):
+                keep(index)
+                for entry in json.loads(index)["manifests"]:
+                    data = self.manifest(ref.at_digest(_well_formed(entry["digest"])))
+                    keep(data)
+                    body = json.loads(data)
+                    for blob in (body["config"], *body["layers"]):
+                        digest = _well_formed(blob["digest"])
+                        self.take(ref, digest, blobs / digest.removeprefix("sha256:"))
         except (ValueError, KeyError, TypeError) as error:
             raise ForgeError(
                 f"{ref.at_tag(tag)} is not an index of what is attached: {error}",
@@ -587,10 +593,21 @@ class Registry:
         absent: Sequence[oci.Blob],
     ) -> None:
         """Copy one image of a layout to its digest in a repository."""
-        with _alone(layout, image) as staged:
-            total = size(sum(blob.size for blob in absent))
-            target = f"docker://{ref.at_digest(image.manifest.digest)}"
-            self._copy(f"{doing} ({total})", ref, "oci:.", target, folder=staged)
+        total = sum(blob.size for blob in absent)
+        at = ref.at_digest(image.manifest.digest)
+        if self._program():
+            with _alone(layout, image) as staged:
+                self._copy(
+                    f"{doing} ({size(total)})", ref, "oci:.", f"docker://{at}", folder=staged
+                )
+            return
+        client = self._client(ref)
+        with self.progress.step(doing, total):
+            for blob in absent:
+                path, told = blob.path(layout), self.progress.advance
+                send = functools.partial(client.put_blob, blob.digest, path, told)
+                self._patiently(f"sending {blob.digest[:19]}…", send)
+        self.put(at, image.manifest.path(layout).read_bytes(), image.manifest.media_type)
 
     def _copy(self, doing: str, ref: Reference, source: str, target: str, *, folder: Path) -> None:
         """Let skopeo copy one image, between a registry and the layout that is the folder."""
@@ -642,17 +659,15 @@ class Registry:
             yield (["--policy", str(policy)], words), env
 
     def _program(self) -> str:
-        if not self._skopeo:
+        """Where skopeo is; empty if it cannot be had, and images are copied without it."""
+        if self._skopeo is None:
             self._skopeo = host.which("skopeo")
-        if not self._skopeo and host.can_install():
-            host.apt_install(["skopeo"], self.progress)
-            self._skopeo = host.which("skopeo")
-        if not self._skopeo:
-            raise ForgeError(
-                "skopeo, which copies images to and from registries, is not on this machine",
-                expected="skopeo on PATH",
-                mend="install it: apt-get install skopeo, dnf install skopeo, brew install skopeo",
-            )
+            if not self._skopeo and host.can_install():
+                with contextlib.suppress(ForgeError):
+                    host.apt_install(["skopeo"], self.progress)
+                self._skopeo = host.which("skopeo")
+            if not self._skopeo:
+                self.progress.note("there is no skopeo here: blobs are copied one after the other")
         return self._skopeo
 
     def _joined(self, ref: Reference, index: bytes) -> bytes:
@@ -765,6 +780,13 @@ def _damaged(layout: Path, digest: str) -> ForgeError:
 
 def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _well_formed(digest: str) -> str:
+    """A digest that a stranger wrote, which becomes the name of a file."""
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"the digest {digest!r}")
+    return digest
 
 
 def _write_auth(folder: Path, client: Client) -> Path:
