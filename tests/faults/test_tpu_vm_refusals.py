@@ -1,0 +1,284 @@
+"""What ``tpu-run`` refuses and survives, as its user sees it: messages, exit codes, what was run.
+
+Docker and cosign are stand-ins that note what they are asked; the host is a made-up one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tpu_vm_support import DIGEST, IMAGE, Clients, found, host, process, program, put, run
+
+NAME = IMAGE.partition("@")[0]
+UNSAID = "THE SIGNATURE WAS NOT VERIFIED"
+KEY = ("--key", "cosign.pub")
+KEYLESS = ("--identity", "who@example.org", "--issuer", "https://issuer.example.org")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host with four chips."""
+    return host(tmp_path / "host", "v5p", 4)
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Path]:
+    """The folder for the stand-ins."""
+    yield tmp_path / "clients"
+    shutil.rmtree(tmp_path / "clients", ignore_errors=True)
+
+
+def test_it_pulls_by_digest_and_becomes_the_container(root: Path, quick: Path) -> None:
+    clients = Clients(quick, code=7)
+    done = run(
+        "--cache", str(root / "cache"), IMAGE, "python", "-c", "1", root=root, clients=clients
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "in the container\n"
+    pull, line = clients.asked
+    assert pull == f"pull --quiet {IMAGE}"
+    assert line.startswith("run --rm --net=host --ulimit memlock=-1 --shm-size=16g --cap-drop=ALL")
+    assert line.endswith(f"--volume={root}/cache:/cache {IMAGE} python -c 1")
+    assert (root / "cache").is_dir()
+    assert UNSAID in done.stderr
+    again = run("--no-cache", IMAGE, "true", root=root, clients=clients)
+    assert again.returncode == 7
+    # it is there by now
+    assert [line.partition(" ")[0] for line in clients.asked] == ["pull", "run", "run"]
+
+
+def test_a_dry_run_prints_one_line_and_does_nothing(root: Path, quick: Path) -> None:
+    clients = Clients(quick)
+    done = run("--dry-run", "--cache", str(root / "c"), IMAGE, "a b", root=root, clients=clients)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.endswith(f" {IMAGE} 'a b'\n")
+    assert done.stdout.startswith("docker run --rm --net=host ")
+    assert clients.asked == []
+    assert not (root / "c").exists()
+
+
+def test_the_json_has_all_of_it(root: Path, quick: Path) -> None:
+    done = run("--dry-run", "--json", "-", IMAGE, root=root, clients=Clients(quick))
+    document = json.loads(done.stdout)
+    assert document["schema"] == "tpuforge.tpu-run/1"
+    assert document["exit_code"] == 0
+    assert document["error"] is None
+    assert document["chips"][3] == {
+        "address": "0000:04:04.0",
+        "generation": "v5p",
+        "node": "/dev/vfio/3",
+    }
+    assert document["image"] == {"run": IMAGE, "digest": DIGEST}
+    assert document["line"].split()[-1] == document["command"][-1] == IMAGE
+    checks = {check["id"]: check for check in document["checks"]}
+    wanted = "chips driver busy access shm ipv6 hugepages lockfile docker memlock disk signature"
+    assert list(checks) == wanted.split()
+    assert checks["signature"]["status"] == "warning"
+    assert {check["status"] for name, check in checks.items() if name != "signature"} == {"ok"}
+    # in a file as well, whole or not at all
+    clients = Clients(quick.with_name("others"), here=True, code=5)
+    path = root / "found.json"
+    done = run("--no-cache", "--json", str(path), IMAGE, root=root, clients=clients)
+    assert done.returncode == 5
+    assert json.loads(path.read_text())["command"][-1] == IMAGE
+    assert [one.name for one in root.iterdir() if one.suffix == ".part"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "either an IMAGE or --check"),
+        (("--check", IMAGE), "either an IMAGE or --check"),
+        (("--json", "-", IMAGE), "a container writes there too"),
+        (("--identity", "me", IMAGE), "--identity and --issuer belong together"),
+        ((*KEY, *KEYLESS, IMAGE), "either --key or --identity"),
+        (("--shm-size", "many", IMAGE), "'many' is not a size such as 16g"),
+        (("--user", "tpu", IMAGE), "'tpu' is not a user such as 1000:1000"),
+        (("--docke", "x", IMAGE), "unrecognized arguments"),
+        ((f"{NAME}:0.2",), "is a tag, which anybody who may push can move"),
+        ((NAME,), "is a tag, which anybody who may push can move"),
+        (("Runtime@sha256:1",), "is not the name of an image"),
+        (("--check", "--docker", "no-such-docker"), "there is no no-such-docker on PATH"),
+        (("--cosign", "no-such-cosign", *KEY, IMAGE), "there is no no-such-cosign on PATH"),
+    ],
+)
+def test_what_makes_no_sense_or_is_missing_is_2(
+    root: Path, quick: Path, words: tuple[str, ...], says: str
+) -> None:
+    clients = Clients(quick)
+    done = run(*words, root=root, clients=clients)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "\n  mend: " in done.stderr
+    assert clients.asked == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "check"),
+    [
+        ("nothing", 0, ""),
+        ("busy", 3, "busy"),
+        ("shm", 1, "shm"),
+        ("rootless", 1, "memlock"),
+        ("both", 1, "shm"),
+        ("chips", 2, "chips"),
+    ],
+)
+def test_a_host_that_is_not_fit_runs_nothing(
+    root: Path, quick: Path, *, spoil: str, code: int, check: str
+) -> None:
+    clients = Clients(quick, rootless=spoil == "rootless")
+    if spoil in ("busy", "both"):
+        process(root, 9, "/dev/vfio/1", "python old.py")
+    if spoil in ("shm", "both"):
+        put(root, "proc/meminfo", "MemTotal: 8388608 kB\n")
+    if spoil == "chips":
+        shutil.rmtree(root / "sys/bus/pci/devices")
+    words = ("--shm-size", "16g", "--no-cache", IMAGE, "true")
+    done = run(*words, root=root, clients=clients)
+    assert done.returncode == code, done.stderr
+    assert [line.partition(" ")[0] for line in clients.asked] == ([] if code else ["pull", "run"])
+    looked = run("--check", "--json", "-", "--shm-size", "16g", root=root, clients=clients)
+    assert looked.returncode == code
+    failed = [name for name, one in found(looked).items() if one["status"] == "failed"]
+    assert (check in failed) == bool(check)
+    assert len(failed) == {"nothing": 0, "both": 2}.get(spoil, 1)
+    if spoil == "shm":
+        let = run("--ignore", "shm", *words, root=root, clients=clients)
+        assert let.returncode == 0, let.stderr
+        assert "(ignored)" in let.stderr
+    if spoil == "rootless":
+        let = run("--ignore", "memlock", *words, root=root, clients=clients)
+        assert let.returncode == 0
+        assert "memlock" not in clients.asked[-1]
+
+
+def test_a_tag_runs_by_the_digest_that_it_has_just_now(root: Path, quick: Path) -> None:
+    clients = Clients(quick)
+    words = ("--allow-tag", "--no-cache", f"{NAME}:0.2", "true")
+    done = run(*words, root=root, clients=clients)
+    assert done.returncode == 0, done.stderr
+    assert f"{NAME}:0.2 is {IMAGE}" in done.stderr
+    pull, line = clients.asked
+    assert pull == f"pull --quiet {NAME}:0.2"
+    assert line.endswith(f"{IMAGE} true")
+    never = Clients(quick.with_name("others"))
+    done = run("--pull", "never", *words, root=root, clients=never)
+    assert (done.returncode, never.asked) == (2, [])
+
+
+def test_an_engine_that_gives_another_digest_is_not_believed(root: Path, quick: Path) -> None:
+    other = f"sha256:{'e' * 64}"
+    clients = Clients(quick, digest=other)
+    done = run("--no-cache", IMAGE, root=root, clients=clients)
+    assert done.returncode == 1
+    assert f"the engine gave {other} for {IMAGE}" in done.stderr
+    assert [line.partition(" ")[0] for line in clients.asked] == ["pull"]
+
+
+@pytest.mark.parametrize("who", [KEY, KEYLESS])
+def test_a_signature_is_verified_before_a_byte_is_pulled(
+    root: Path, quick: Path, who: tuple[str, ...]
+) -> None:
+    clients = Clients(quick, signed=True)
+    done = run(*who, "--no-cache", IMAGE, "true", root=root, clients=clients)
+    assert done.returncode == 0, done.stderr
+    assert UNSAID not in done.stderr
+    verify, pull, _ = clients.asked
+    wanted = " ".join(who).replace("--i", "--certificate-i").replace("te-issuer", "te-oidc-issuer")
+    wanted += " --insecure-ignore-tlog=true" if who == KEY else ""
+    assert verify == f"cosign verify {wanted} {IMAGE}"
+    assert pull.startswith("pull ")
+
+
+@pytest.mark.parametrize("words", [(*KEY, IMAGE), (*KEY, "--dry-run", IMAGE), (*KEYLESS, IMAGE)])
+def test_an_image_that_is_not_signed_by_them_is_not_run(
+    root: Path, quick: Path, words: tuple[str, ...]
+) -> None:
+    clients = Clients(quick, here=True, signed=False)
+    done = run("--no-cache", *words, root=root, clients=clients)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "is not signed by" in done.stderr
+    assert "no matching signatures" in done.stderr
+    assert [line.split()[:2] for line in clients.asked] == [["cosign", "verify"]]
+
+
+def test_a_signature_cannot_be_asked_of_a_bare_id(root: Path, quick: Path) -> None:
+    clients = Clients(quick, here=True, signed=True)
+    done = run(*KEY, "--no-cache", DIGEST, root=root, clients=clients)
+    assert done.returncode == 1
+    assert "no name in a registry" in done.stderr
+    assert clients.asked == []
+    done = run("--no-cache", DIGEST, root=root, clients=clients)
+    assert done.returncode == 0, done.stderr
+    assert UNSAID in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "pulls"),
+    [
+        (("read: connection reset by peer",) * 2, 0, 3),
+        (("received unexpected HTTP status: 500",) * 9, 2, 4),
+        (("manifest unknown",) * 9, 2, 1),
+        (("pull access denied, repository does not exist",) * 9, 2, 1),
+    ],
+)
+def test_a_pull_is_tried_again_where_that_can_help(
+    root: Path,
+    quick: Path,
+    *,
+    fails: tuple[str, ...],
+    code: int,
+    pulls: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clients = Clients(quick, pull_fails=fails)
+    monkeypatch.setenv("PATH", clients.path)
+    tpu_run = program("tpu-run")
+    monkeypatch.setattr(tpu_run, "PULL_PAUSE_S", 0.01)
+    docker = tpu_run.Docker("docker")
+    if code:
+        with pytest.raises(tpu_run.StopError) as caught:
+            docker.pull(IMAGE)
+        assert caught.value.code == code
+        assert fails[0] in caught.value.found
+    else:
+        docker.pull(IMAGE)
+    assert len(clients.asked) == pulls
+
+
+def test_a_cache_that_cannot_be_had_is_said_and_not_fatal(root: Path, quick: Path) -> None:
+    clients = Clients(quick, here=True)
+    (root / "file").touch()
+    done = run("--cache", str(root / "file" / "below"), IMAGE, "true", root=root, clients=clients)
+    assert done.returncode == 0, done.stderr
+    assert "compiled again in each run" in done.stderr
+
+
+def test_a_result_that_cannot_be_written_is_2(root: Path, quick: Path) -> None:
+    clients = Clients(quick, here=True)
+    done = run("--json", str(root / "no" / "where"), IMAGE, root=root, clients=clients)
+    assert done.returncode == 2
+    assert "No such file or directory" in done.stderr
+    assert clients.asked == []
+
+
+def test_older_pythons_of_this_machine_run_it(root: Path, quick: Path) -> None:
+    clients = Clients(quick, here=True)
+    others = [shutil.which(f"python3.{minor}") for minor in (8, 10)]
+    for python in [sys.executable, *others]:
+        # a shim of a Python that is not chosen answers with an error of its own
+        if not python or subprocess.run([python, "-c", ""], capture_output=True).returncode:
+            continue
+        done = run("--dry-run", IMAGE, root=root, clients=clients, python=python)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("docker run ")
