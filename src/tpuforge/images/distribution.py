@@ -175,9 +175,10 @@ def _plain(key: str) -> str:
 def _from_entry(entry: dict[str, Any], path: Path) -> Credentials:
     identity = str(entry.get("identitytoken") or "")
     try:
-        user, _, password = base64.b64decode(entry.get("auth") or "").decode().partition(":")
+        word = base64.b64decode(entry.get("auth") or "", validate=True).decode()
     except ValueError as error:
         raise _bad_authfile(path, "has an entry that is not base64") from error
+    user, _, password = word.partition(":")
     return Credentials(user, password.rstrip("\0"), identity, path)
 
 
