@@ -48,6 +48,7 @@ with tarfile.open(target, "w") as tar:
         entry.size = len(text.encode())
         entry.mtime = time.time()
         tar.addfile(entry, io.BytesIO(text.encode()))
+{after}
 """
 
 
@@ -64,11 +65,16 @@ def checkout(folder: Path, *, lock: str | None = None, pins: str | None = None) 
     return folder
 
 
-def stand_in(folder: Path, extra: str = "") -> Path:
-    """A folder for PATH in which mmdebstrap is the stand-in; ``extra`` is Python inside it."""
+def stand_in(folder: Path, extra: str = "", after: str = "") -> Path:
+    """A folder for PATH in which mmdebstrap is the stand-in.
+
+    ``extra`` is Python inside it, before it writes its tar, and ``after`` is what follows.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "mmdebstrap"
-    program.write_text(STAND_IN.format(python=sys.executable, extra=extra), encoding="utf-8")
+    program.write_text(
+        STAND_IN.format(python=sys.executable, extra=extra, after=after), encoding="utf-8"
+    )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return folder
 

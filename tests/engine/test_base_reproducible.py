@@ -1,4 +1,4 @@
-"""Two builds of the base agree in every byte, whatever the folder, umask, zone and locale."""
+"""Two builds of the base agree in every byte, whatever the folder, umask, zone, locale and host."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ def test_a_second_build_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
     # every package is there, so no mirror is needed: the build itself is offline
     env = environment(ROOT, out, TPUFORGE_DEBIAN_MIRROR=DEAD)
     env |= {"TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": str(tmp_path), "SOURCE_DATE_EPOCH": "1"}
+    # another host name as well, for those who may have one
+    uts = ["unshare", "--uts"] if os.geteuid() == 0 else []
+    rename = "hostname elsewhere; " if uts else ""
+    verb = (sys.executable, "-m", "tpuforge.images.base")
     done = subprocess.run(
-        ["sh", "-c", 'umask 077; exec "$@"', "sh", sys.executable, "-m", "tpuforge.images.base"],
+        [*uts, "sh", "-c", f'{rename}umask 077; exec "$@"', "sh", *verb],
         env=env,
         cwd=tmp_path,
         capture_output=True,

@@ -20,8 +20,10 @@ import pytest
 
 from base_support import DEAD, LOCK, base, borrow_debs, checkout, environment, stand_in
 from tpuforge.console import Progress
+from tpuforge.errors import ForgeError
 from tpuforge.images import debian
 from tpuforge.paths import ROOT, out_dir, sha256_file
+from tpuforge.pins import load
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +198,69 @@ def test_a_killed_build_is_made_again_from_nothing(fetched: Path, tmp_path: Path
     assert code == 0, output
     assert not list(out.glob("base/.work-*"))
     assert (out / str(record(out)["layout"]) / "index.json").is_file()
+
+
+def test_a_full_disk_is_said_before_and_while_the_base_is_made(
+    fetched: Path, tmp_path: Path
+) -> None:
+    namespace = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
+    if subprocess.run(["unshare", *namespace, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk: unshare --mount fails")
+    out = tmp_path / "out"
+    out.mkdir()
+    # once its tar is whole it fills the disk, and the layer finds no room
+    filler = """
+with open(target + ".fill", "wb") as file:
+    try:
+        while True:
+            file.write(bytes(1 << 20))
+            file.flush()
+    except OSError:
+        pass
+"""
+    script = (
+        'mount -t tmpfs -o size=1m none "$1" || exit 99\n'
+        'shift; "$@"; echo "code $?" >&2\n'
+        'mount -o remount,size=560m none "$TPUFORGE_OUT"\n'
+        'cp -R "$DEBS" "$TPUFORGE_OUT/"; "$@"; echo "code $?" >&2\n'
+        'find "$TPUFORGE_OUT/base" -mindepth 1 ! -name mmdebstrap.log >&2'
+    )
+    for deb in debian.read_deb_lock(LOCK).debs:
+        copy = tmp_path / "debs" / deb.sha256 / deb.file
+        copy.parent.mkdir(parents=True)
+        copy.hardlink_to(fetched / "debs" / deb.sha256 / deb.file)
+    env = environment(ROOT, out, stand_in(tmp_path / "bin", after=filler))
+    verb = (sys.executable, "-m", "tpuforge.images.base")
+    done = subprocess.run(
+        ["unshare", *namespace, "sh", "-c", script, "sh", str(out), *verb],
+        env=env | {"DEBS": str(tmp_path / "debs"), "TPUFORGE_DEBIAN_MIRROR": DEAD},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    early, late, left = done.stderr.split("code 2")
+    assert f"no space left in {out}: 1" in early
+    assert "set TPUFORGE_OUT to a larger disk" in early
+    assert "No space left on device" in late
+    assert "free some space" in late
+    # what was begun is gone, and the room that it took is free again
+    assert left.split() == []
+
+
+def test_a_keyring_older_than_the_suite_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Debian 11 that was never updated: it does not know who signs Debian 13."""
+    old = Path("/usr/share/keyrings/debian-archive-bullseye-stable.gpg")
+    if not old.is_file():
+        pytest.skip(f"the keyring of this machine has no {old.name}")
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    monkeypatch.setattr(debian, "keyring", lambda: old)
+    with Progress("base", quiet=True) as progress, pytest.raises(ForgeError) as caught:
+        debian.resolve(load().debian["trixie"], progress)
+    assert "keyring here is too old" in caught.value.found
+    assert "--only-upgrade debian-archive-keyring" in caught.value.mend
 
 
 def test_no_mmdebstrap_and_no_root_names_both_ways(tmp_path: Path) -> None:
