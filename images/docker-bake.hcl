@@ -190,8 +190,8 @@ target "simulator" {
   }
   labels = {
     "io.tpuforge.image"                    = "simulator"
-    "io.tpuforge.budget.compressed"        = "100MB"
-    "io.tpuforge.budget.unpacked"          = "400MB"
+    "io.tpuforge.budget.compressed"        = "70MB"
+    "io.tpuforge.budget.unpacked"          = "300MB"
     "org.opencontainers.image.title"       = "TorchTPU simulator"
     "org.opencontainers.image.description" = "A CPU plugin for PJRT and simulated TPU chips, to be mounted beside an image of TorchTPU"
     "org.opencontainers.image.licenses"    = "Apache-2.0"

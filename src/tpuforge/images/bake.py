@@ -411,10 +411,16 @@ def _seed(job: Job) -> None:
 
     Each blob is checked by digest afterwards, wherever it came from.
     """
+    for folder, layers in _siblings():
+        oci.seed(folder / "oci", job.layout, [layer["digest"] for layer in layers])
+
+
+def _siblings() -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    """Every finished image: its folder, and what its record tells of its layers."""
     for path in sorted((out_dir() / "images").glob("*/image.json")):
         record = read_record(path, SCHEMA, _FORM)
-        layers = record["layers"] if record is not None else []
-        oci.seed(path.parent / "oci", job.layout, [layer["digest"] for layer in layers])
+        if record is not None:
+            yield path.parent, record["layers"]
 
 
 @contextlib.contextmanager
@@ -614,17 +620,14 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
 
 
 def _inspect(job: Job, image: oci.Image) -> list[oci.Content]:
-    """What is in each layer; what the record of before already tells is not read again."""
-    target = job.target
-    known: dict[str, oci.Content] = {}
-    record = read_finished(target)
-    if record is not None:
-        known = {
-            layer["digest"]: oci.Content(layer["unpacked_bytes"], layer["what"])
-            for layer in record["layers"]
-            # an empty one costs nothing to read, and says better what it is
-            if layer["unpacked_bytes"]
-        }
+    """What is in each layer; what a finished image already tells is not read again."""
+    known = {
+        layer["digest"]: oci.Content(layer["unpacked_bytes"], layer["what"])
+        for _, layers in _siblings()
+        for layer in layers
+        # an empty one costs nothing to read, and says better what it is
+        if layer["unpacked_bytes"]
+    }
     new = [layer for layer in image.layers if layer.digest not in known]
     with job.progress.step("reading the layers"), ThreadPoolExecutor(os.cpu_count()) as pool:
         # the largest first, so that none is left for the end
