@@ -81,8 +81,9 @@ def test_a_base_takes_the_program_and_its_library_and_no_more(tmp_path: Path) ->
     assert taken["usr/local/bin/python3"].linkname == f"python{SHORT}"
 
 
-def test_a_program_that_needs_its_shared_library_gets_it(tmp_path: Path) -> None:
-    needs = {f"python/bin/python{SHORT}": f"\x7fELF\0libpython{SHORT}.so.1.0\0".encode()}
+@pytest.mark.parametrize("place", ["", "$ORIGIN/../lib/"])
+def test_a_program_that_needs_its_shared_library_gets_it(tmp_path: Path, place: str) -> None:
+    needs = {f"python/bin/python{SHORT}": f"\x7fELF\0{place}libpython{SHORT}.so.1.0\0".encode()}
     build = write(tmp_path / FILE, WHOLE | needs)
     standalone.write_tar(build, tmp_path / "out.tar", VERSION, EPOCH)
     assert f"usr/local/lib/libpython{SHORT}.so.1.0" in names(tmp_path / "out.tar")

@@ -3,7 +3,10 @@
 The builds of python-build-standalone (the kind ``install_only_stripped``) hold a folder ``python``
 with ``bin``, ``lib``, ``include`` and ``share``. A base takes the program and its standard library
 into ``/usr/local``, and leaves out what Debian's own ``python3`` does not have either: pip, Tk,
-headers, tests. The library is compiled in the base itself, so no byte code of the build counts.
+headers, tests. The library is compiled in the base itself: the builds hold no byte code.
+
+Facts, read off the project's own build script: since 2025 the program has libpython in itself, and
+the shared one is there for extension modules that name it, as Debian's package ``libpython3.X`` is.
 """
 
 from __future__ import annotations
@@ -167,8 +170,9 @@ def write_tar(build: Path, target: Path, version: str, epoch: int) -> None:
             if program is None or f"lib/python{short}/os.py" not in members:
                 raise _strange(build, f"it has no python{short} with a standard library")
             file = old.extractfile(program)
-            # the program may have its library within itself, and then nothing needs the other
-            shared = file is not None and f"\0libpython{short}.so".encode() in file.read()
+            # releases since 2025 have the library in the program; earlier ones name it by a path
+            named = re.compile(rf"[\0/]libpython{re.escape(short)}\.so".encode())
+            shared = file is not None and named.search(file.read()) is not None
             for name, member in members.items():
                 if shared or not name.startswith("lib/libpython"):
                     _add(old, new, member, f"{PREFIX}/{name}", epoch)
