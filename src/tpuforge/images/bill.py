@@ -40,6 +40,7 @@ _TYPES = {
     "deb": ComponentType.LIBRARY,
     "wheel": ComponentType.LIBRARY,
     "file": ComponentType.FILE,
+    "archive": ComponentType.LIBRARY,
 }
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "tpuforge bill of materials")
 _CPU_LOCAL = re.compile(r"\+cpu$")
@@ -50,7 +51,8 @@ class Part:
     """One thing in an image.
 
     Attributes:
-        kind: ``deb``, ``wheel`` or ``file``.
+        kind: ``deb``, ``wheel``, ``file``, or ``archive``: what files were unpacked from that no
+            package manager knows.
         name: Its name; of a file its path.
         version: Its version; empty for a file.
         place: The folder it is in, for wheels; empty otherwise.
@@ -124,6 +126,7 @@ def parts(
     *,
     torch_index: str,
     labels: Mapping[str, str],
+    archives: Sequence[Part] = (),
 ) -> list[Part]:
     """Everything in an image, with the digests of what it was installed from.
 
@@ -133,6 +136,7 @@ def parts(
         debs: SHA-256 of Debian packages by name, version and architecture.
         torch_index: Address of the index that has the CPU builds.
         labels: The image's labels.
+        archives: What was unpacked into it beside packages.
     """
     system = found.release.get("ID", "debian")
     distro = f"{system}-{found.release.get('VERSION_ID') or found.release.get('VERSION_CODENAME')}"
@@ -181,7 +185,7 @@ def parts(
                 properties={"tpuforge:path": program.path} if known else {},
             )
         )
-    return _apart(made)
+    return _apart([*made, *archives])
 
 
 def _apart(made: Iterable[Part]) -> list[Part]:

@@ -30,7 +30,7 @@ from tpuforge.images import layout as oci
 from tpuforge.images import licences
 
 LOCK = "opt/tpuforge/lock.txt"
-FACTS = "opt/tpuforge/image.json"
+FACTS = ("opt/tpuforge/image.json", "simulator.json")
 VENV = "opt/venv"
 """The environment of an image; what else has packages is for its own commands alone."""
 
@@ -117,7 +117,7 @@ class Inventory:
         wheels: Python distributions, by place and name.
         programs: Files of no package.
         lock: The text of the lock that the image carries; empty without one.
-        facts: What the image says of itself (``/opt/tpuforge/image.json``).
+        facts: What the image says of itself (``/opt/tpuforge/image.json``), or the simulator.
     """
 
     release: Mapping[str, str]
@@ -129,8 +129,17 @@ class Inventory:
 
 
 @dataclass
-class _Layer:
-    """What one layer brings and removes."""
+class Layer:
+    """What one layer brings and removes.
+
+    Attributes:
+        digest: Its digest.
+        texts: Small files that are read, by path.
+        links: Where links lead that are followed, by path.
+        digests: SHA-256 of files that no package brought, by path.
+        removed: Paths that are gone with it.
+        emptied: Folders whose older content is gone with it.
+    """
 
     digest: str
     texts: dict[str, bytes] = field(default_factory=dict)
@@ -140,32 +149,38 @@ class _Layer:
     emptied: list[str] = field(default_factory=list)
 
 
-def read(layout: Path, image: oci.Image, progress: Progress) -> Inventory:
+def read(
+    layout: Path, image: oci.Image, progress: Progress, known: dict[str, Layer] | None = None
+) -> Inventory:
     """Read what is in an image.
 
     Args:
         layout: The image's layout; its blobs are taken to be checked by digest.
         image: The image.
-        progress: Told of the bytes of the layers.
+        progress: Told what happens.
+        known: Layers that were read before, by digest; those of this image are added.
 
     Raises:
         ForgeError: If a layer is damaged.
     """
     # an image without a system below holds nothing but files of its own
     bare = "io.tpuforge.base.suite" not in image.labels
-    order = sorted(image.layers, key=lambda layer: -layer.size)
+    known = {} if known is None else known
+    order = sorted(
+        {blob for blob in image.layers if blob.digest not in known}, key=lambda blob: -blob.size
+    )
     with (
         progress.step("reading the layers"),
         ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
     ):
         # the largest first, so that none is left for the end
         read_all = pool.map(lambda blob: _read(layout, blob, bare=bare), order)
-        by_digest = {layer.digest: layer for layer in read_all}
-    return _joined([by_digest[blob.digest] for blob in image.layers])
+        known |= {layer.digest: layer for layer in read_all}
+    return _joined([known[blob.digest] for blob in image.layers])
 
 
-def _read(layout: Path, blob: oci.Blob, *, bare: bool) -> _Layer:
-    found = _Layer(blob.digest)
+def _read(layout: Path, blob: oci.Blob, *, bare: bool) -> Layer:
+    found = Layer(blob.digest)
     with oci.open_layer(layout, blob) as tar:
         for entry in tar:
             name = entry.name.removeprefix("./").strip("/")
@@ -183,14 +198,14 @@ def _read(layout: Path, blob: oci.Blob, *, bare: bool) -> _Layer:
 
 
 def _take(
-    found: _Layer, tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, *, bare: bool
+    found: Layer, tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, *, bare: bool
 ) -> None:
     info = _DIST_INFO.fullmatch(name)
     doc = _DOC.fullmatch(name)
     if info is not None and info["file"].startswith("sboms/"):
         found.texts[name] = b""
     elif (
-        name in (_STATUS, LOCK, FACTS, *_RELEASES)
+        name in (_STATUS, LOCK, *FACTS, *_RELEASES)
         or (info is not None and info["file"] == "METADATA")
         or (doc is not None and doc["copyright"])
     ):
@@ -204,7 +219,7 @@ def _take(
         found.digests[name] = digest.hexdigest()
 
 
-def _joined(layers: Sequence[_Layer]) -> Inventory:
+def _joined(layers: Sequence[Layer]) -> Inventory:
     texts: dict[str, tuple[bytes, str]] = {}
     links: dict[str, tuple[str, str]] = {}
     digests: dict[str, tuple[str, str]] = {}
@@ -227,7 +242,7 @@ def _joined(layers: Sequence[_Layer]) -> Inventory:
     )
 
 
-def _gone(name: str, layer: _Layer) -> bool:
+def _gone(name: str, layer: Layer) -> bool:
     """Whether a layer removes what a lower one brought."""
     return any(name == path or name.startswith(f"{path}/") for path in layer.removed) or any(
         name.startswith(f"{folder}/") for folder in layer.emptied
@@ -235,8 +250,9 @@ def _gone(name: str, layer: _Layer) -> bool:
 
 
 def _facts(texts: Mapping[str, tuple[bytes, str]]) -> dict[str, Any]:
+    data = next((texts[name][0] for name in FACTS if name in texts), b"{}")
     try:
-        found = json.loads(texts.get(FACTS, (b"{}", ""))[0])
+        found = json.loads(data)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -15,13 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packageurl import PackageURL
+from packaging.utils import parse_wheel_filename
+
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import attest, baked, bill, inventory, referrers
 from tpuforge.images import layout as oci
 from tpuforge.images.baked import Baked
 from tpuforge.images.bill import Part, Subject
-from tpuforge.images.inventory import VENV, Inventory
+from tpuforge.images.inventory import VENV, Inventory, Layer
+from tpuforge.images.licences import NONE
 from tpuforge.images.records import read_record
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import (
@@ -190,8 +194,12 @@ def _changed(image: Baked, pins: Pins) -> list[str]:
     options = argparse.Namespace(
         image=record["image"], python=record["python"] or None, flavour=record["flavour"] or None
     )
-    target = bake.choose(options, pins)
-    now = bake.recipe(target).read_inputs(target, pins).parts
+    try:
+        target = bake.choose(options, pins)
+        now = bake.recipe(target).read_inputs(target, pins).parts
+    except ForgeError as error:
+        # such as a lock that is gone, or an image that the tree no longer has
+        return [f"what it was baked from ({error.found})"]
     before = record["inputs"]
     # a given wheel gives the image another name; its digest is a material of its own
     skipped = {"the image's name", "the wheel that was given"} if record.get("overlay") else set()
@@ -258,6 +266,36 @@ def _whole(image: Baked, record: Mapping[str, Any]) -> bool:
         return False
 
 
+def _archives(image: Baked, found: Inventory, base: Mapping[str, Any] | None) -> list[Part]:
+    """What was unpacked into an image beside packages: a standalone Python, the CPU plugin."""
+    made = []
+    python = (base or {}).get("standalone")
+    if isinstance(python, dict):
+        purl = PackageURL(
+            "generic", None, python["name"], python["version"], {"download_url": python["url"]}
+        )
+        layer = image.image.layers[0].digest
+        made.append(
+            Part(
+                "archive",
+                python["name"],
+                python["version"],
+                "",
+                purl,
+                python["sha256"],
+                "PSF-2.0",
+                layer,
+            )
+        )
+    plugin = found.facts.get("plugin")
+    if isinstance(plugin, dict):
+        name, version, _, _ = parse_wheel_filename(str(plugin["wheel"]))
+        purl = PackageURL("pypi", None, name, str(version))
+        layer = image.image.layers[-1].digest
+        made.append(Part("archive", name, str(version), "", purl, plugin["sha256"], NONE, layer))
+    return made
+
+
 def parts_of(image: Baked, found: Inventory, pins: Pins) -> list[Part]:
     """Everything in an image, held against its locks and its base's record.
 
@@ -276,10 +314,18 @@ def parts_of(image: Baked, found: Inventory, pins: Pins) -> list[Part]:
         _deb_digests(image, found, base[1] if base else None),
         torch_index=pins.torch.index,
         labels=image.image.labels,
+        archives=_archives(image, found, base[1] if base else None),
     )
 
 
-def write(image: Baked, pins: Pins, progress: Progress, *, release: bool = False) -> Outcome:
+def write(
+    image: Baked,
+    pins: Pins,
+    progress: Progress,
+    *,
+    release: bool = False,
+    known: dict[str, Layer] | None = None,
+) -> Outcome:
     """Have the documents of an image, and their layout.
 
     Args:
@@ -287,6 +333,7 @@ def write(image: Baked, pins: Pins, progress: Progress, *, release: bool = False
         pins: The pins.
         progress: Told what happens.
         release: Refuse an image whose commit is not known, or was not clean.
+        known: Layers that were read before, for images that share them.
 
     Raises:
         ForgeError: If the image is not what its locks and its base say; exit code 1.
@@ -313,7 +360,7 @@ def write(image: Baked, pins: Pins, progress: Progress, *, release: bool = False
             mend=f"forge bake --image {image.record['image']}",
             exit_code=Exit.FAULT,
         )
-    found = inventory.read(image.layout, image.image, progress)
+    found = inventory.read(image.layout, image.image, progress, known)
     made = parts_of(image, found, pins)
     subject = subject_of(image, pins)
     statement = attest.statement(subject, image.record, made, source)
@@ -357,6 +404,7 @@ def write(image: Baked, pins: Pins, progress: Progress, *, release: bool = False
             "debs": kinds.count("deb"),
             "wheels": kinds.count("wheel"),
             "files": kinds.count("file"),
+            "archives": kinds.count("archive"),
             "without_digest": sum(not part.sha256 for part in made),
             "bytes": {document.name: len(document.data) for document in documents},
         },
@@ -376,7 +424,12 @@ def _outcome(
     figures = record["figures"]
     what = ", ".join(
         f"{figures[name]} {word}"
-        for name, word in (("debs", "Debian packages"), ("wheels", "wheels"), ("files", "files"))
+        for name, word in (
+            ("debs", "Debian packages"),
+            ("wheels", "wheels"),
+            ("files", "files of no package"),
+            ("archives", "unpacked archives"),
+        )
         if figures[name]
     )
     notes = []
@@ -404,12 +457,15 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
     images = baked.choose(options, pins)
     made = []
+    known: dict[str, Layer] = {}
     for image in images:
         # the lock of the bake, which changes what is read here
         with exclusive(
             f"bake-{image.slug}", lambda who: progress.note(f"waiting for {who}: it uses the image")
         ):
-            made.append(write(baked.load(image.slug), pins, progress, release=options.release))
+            made.append(
+                write(baked.load(image.slug), pins, progress, release=options.release, known=known)
+            )
     if not options.json:
         _print(made)
     for note in [note for one in made for note in one.notes]:
