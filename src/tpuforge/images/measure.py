@@ -108,6 +108,7 @@ def rows() -> dict[str, Row]:
         Row("bake.warm.forge", "the same through ./forge, with everything around it", "s"),
         Row("bake.bump", "bake after a new torch_tpu", "s"),
         Row("size.compressed", "compressed", "B"),
+        Row("size.gzip", "compressed with gzip, for old pullers", "B"),
         Row("size.unpacked", "unpacked", "B"),
         Row("size.largest", "the largest layer, compressed", "B"),
         Row("push.full", "push into an empty registry", "s"),
@@ -141,23 +142,24 @@ class Bench:
     rows: dict[str, Row]
     notes: list[str]
 
-    def verb(self, module: str, *words: str) -> float:
+    def verb(self, doing: str, module: str, *words: str) -> float:
         """Run a verb of this project in the out folder of the measurement; its seconds."""
-        return self.call([sys.executable, "-m", module, *words])
+        return self.call(doing, [sys.executable, "-m", module, *words])
 
-    def call(self, words: Sequence[str | Path]) -> float:
+    def call(self, doing: str, words: Sequence[str | Path]) -> float:
         """Run a program of this project in the out folder of the measurement; its seconds."""
         variables = {**self.engine["env"], "PYTHONPATH": str(ROOT / "src")}
-        started = time.monotonic()
-        run(
-            words,
-            timeout=_BAKE_S,
-            env=clean_env(**variables, TPUFORGE_OUT=str(self.out)),
-            cwd=ROOT,
-            on_line=self.progress.detail,
-            doing=shlex.join(str(word) for word in words[1:4]),
-        )
-        return time.monotonic() - started
+        with self.progress.step(doing):
+            started = time.monotonic()
+            run(
+                words,
+                timeout=_BAKE_S,
+                env=clean_env(**variables, TPUFORGE_OUT=str(self.out)),
+                cwd=ROOT,
+                on_line=self.progress.detail,
+                doing=doing,
+            )
+            return time.monotonic() - started
 
     def docker(self, *words: str, check: bool = True) -> float:
         """Run a command of Docker; its seconds."""
@@ -299,17 +301,20 @@ def ours(bench: Bench, wheel: Path, times: int) -> tuple[Path, Path]:
     target, progress = bench.target, bench.progress
     words = ["--image", target.image, "--python", target.python, "--flavour", target.flavour]
     layout = bench.out / "images" / target.slug / "oci"
-    progress.note("tpuforge: cold, warm, after a new torch_tpu, rebuilds")
-    cold = bench.verb("tpuforge.images.bake", *words)
+    bake = "tpuforge.images.bake"
+    cold = bench.verb("tpuforge: cold", bake, *words)
     bench.rows["bake.cold"].ours.samples.append(cold)
     for _ in range(_WARM):
-        warm = bench.verb("tpuforge.images.bake", *words)
+        warm = bench.verb("tpuforge: warm", bake, *words)
         bench.rows["bake.warm"].ours.samples.append(warm)
-        around = bench.call([sys.executable, ROOT / "forge", "bake", *words])
+        around = bench.call(
+            "tpuforge: warm, through ./forge", [sys.executable, ROOT / "forge", "bake", *words]
+        )
         bench.rows["bake.warm.forge"].ours.samples.append(around)
     _sizes(bench, lambda row: row.ours, layout)
     first = bench.keep(layout, "ours")
-    bump = bench.verb("tpuforge.images.bake", *words, "--wheel", str(wheel))
+    newer = [*words, "--wheel", str(wheel)]
+    bump = bench.verb("tpuforge: after a new torch_tpu", bake, *newer)
     bench.rows["bake.bump"].ours.samples.append(bump)
     second = bench.keep(layout, "ours-bumped")
     found = reproduce(target, times, bench.engine, progress)
@@ -317,6 +322,10 @@ def ours(bench: Bench, wheel: Path, times: int) -> tuple[Path, Path]:
     equal = sum(one == digest for one in found["digests"])
     bench.rows["equal"].ours.samples += [equal, times]
     bench.notes += [f"a rebuild differs: {line}" for line in found["differences"]]
+    # last: it leaves other blobs in the build cache
+    bench.verb("tpuforge: with gzip", bake, *words, "--no-load", "--gzip")
+    record = json.loads((layout.parent / "image.json").read_text(encoding="utf-8"))
+    bench.rows["size.gzip"].ours.samples.append(record["gzip"]["compressed_bytes"])
     return first, second
 
 
@@ -334,7 +343,6 @@ def plainly(
     Returns:
         The layouts of the image and of the one with the next torch_tpu.
     """
-    bench.progress.note("the plain way: cold, warm, a rebuild, after a new torch_tpu")
     # torch's own index cannot be reached everywhere; so both sides have its wheel at hand
     local = [_wheel(package) for package in packages if package.name in ("torch", "torchvision")]
     image = [f"--tag={PLAIN}:measured", "--load"]
@@ -348,6 +356,7 @@ def plainly(
         bench.rows["bake.warm"].plain.samples.append(plain.build(image))
     plain.build(export[0])
     _sizes(bench, lambda row: row.plain, layouts[0])
+    bench.rows["size.gzip"].plain.samples += bench.rows["size.compressed"].plain.samples
     with bench.progress.step("the plain way: a rebuild"):
         plain.build(export[1], no_cache=True)
     digests = [oci.read_image(layout).manifest.digest for layout in layouts[:2]]
@@ -484,7 +493,7 @@ def measure(options: argparse.Namespace, target: Target, progress: Progress) -> 
             bench = Bench(target, out, engine, progress, rows(), [])
             suite = base_set(target, pins).label
             # both ways stand on it, so it counts for neither
-            bench.verb("tpuforge.images.base", "--suite", suite)
+            bench.verb(f"the base {suite}", "tpuforge.images.base", "--suite", suite)
             base = json.loads((out / "base" / f"{suite}.json").read_text(encoding="utf-8"))
             _both(options, bench, pip, wheel, base)
     finally:
