@@ -27,7 +27,6 @@ from tpuforge.paths import write_atomic
 from tpuforge.pins import Pins
 
 BASE = "org.opencontainers.image.base.digest"
-_REVISION = "org.opencontainers.image.revision"
 _VERSION = "org.opencontainers.image.version"
 _INDEX = "application/vnd.oci.image.index.v1+json"
 _NAMES = {
@@ -35,7 +34,7 @@ _NAMES = {
     "io.tpuforge.suite.sha256": "the health suite",
     "io.tpuforge.base.suite": "the Debian suite",
     BASE: "the base",
-    _REVISION: "the revision",
+    "org.opencontainers.image.revision": "the revision of torch_tpu",
     _VERSION: "the version",
 }
 
@@ -201,15 +200,6 @@ def _moment(text: str) -> datetime | None:
         return datetime.fromisoformat(text)
     except ValueError:
         return None
-
-
-def revision(published: Published) -> str:
-    """The commit that a published image says it was made from; empty if it does not.
-
-    Args:
-        published: The image.
-    """
-    return published.labels.get(_REVISION, "")
 
 
 def stage(published: Published, mine: Path, layout: Path, registry: Registry) -> Path:

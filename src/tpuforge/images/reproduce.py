@@ -465,16 +465,15 @@ def against(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins, access = load(), registry.from_options(options, progress)
     image = published.look(options.against, access)
     target = published.target_of(image, pins)
-    digest, commit = image.reference.digest, published.revision(image)
-    data: dict[str, Any] = {"name": target.name, "published": digest, "revision": commit or None}
+    digest = image.reference.digest
+    data: dict[str, Any] = {"name": target.name, "published": digest}
     others = published.other_inputs(image, target, pins, progress)
     if others:
         text = "\n".join(f"  {line}" for line in others)
-        mend = f"git checkout {commit}" if commit else "check out the commit that it was made from"
         return Outcome(
             "done",
             f"{image.reference} was made from other inputs than this checkout's, so nothing was "
-            f"baked: {mend}, then run the same command again",
+            "baked: check out the commit that its provenance names, then run the same command again",
             data | {"other_inputs": others},
             exit_code=Exit.FAULT,
             text=text,
