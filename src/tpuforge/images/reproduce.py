@@ -473,7 +473,7 @@ def against(options: argparse.Namespace, progress: Progress) -> Outcome:
         return Outcome(
             "done",
             f"{image.reference} was made from other inputs than this checkout's, so nothing was "
-            "baked: check out the commit that its provenance names, then run the same command again",
+            "baked: check out the commit that its provenance names, then run it again",
             data | {"other_inputs": others},
             exit_code=Exit.FAULT,
             text=text,
