@@ -14,6 +14,8 @@ from tpuforge.paths import ROOT
 from tpuforge.verb import Outcome, parser, run_verb
 
 _LIMIT_S = 600.0
+_SCRIPTS = ("images/tpu-vm/gke-manifest", "images/tpu-vm/tpu-run")
+"""Programs without a suffix, which the checkers do not find by themselves."""
 
 
 def _first_line(path: Path) -> str:
@@ -31,7 +33,7 @@ def checkers(files: Sequence[Path]) -> dict[str, list[str]]:
         Name to argv; a checker with nothing to check is left out.
     """
     tools = Path(sys.executable).parent
-    python = ["noxfile.py", "forge", "src", "smoke", "tests"]
+    python = ["noxfile.py", "forge", *_SCRIPTS, "src", "smoke", "tests"]
     shell = [
         str(p) for p in files if _first_line(p).startswith(("#!/bin/sh", "#!/usr/bin/env bash"))
     ]
