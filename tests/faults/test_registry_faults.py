@@ -247,12 +247,11 @@ def test_a_registry_that_keeps_other_bytes_is_found_by_reading_back(
 
 def test_500_for_a_while_is_waited_for_and_for_ever_given_up(out: Path, liar: Proxy) -> None:
     small_image(out)
-    answers = iter([500, 503])
+    answers = iter([500])
     liar.before = lambda method, path: next(answers, None)
     done = verb(PUSH, "--to", f"{liar.address}/x/y")
     assert done.returncode == 0, said(done)
     assert "500 UNKNOWN: the proxy says so; attempt 2 of 5 in 1 s" in done.stderr
-    assert "attempt 3 of 5 in 2 s" in done.stderr
     # uploads alone fail: this is skopeo's part
     small_image(out, "pallas-py311")
     liar.before = lambda method, path: 500 if method in {"POST", "PATCH"} else None

@@ -59,6 +59,8 @@ def pull(ref: Reference, registry: Registry, progress: Progress, *, into: str) -
     with exclusive(
         f"pull-{folder.name[:16]}", lambda who: progress.note(f"waiting for {who}, which takes it")
     ):
+        # it stands for something whole
+        (folder / "pulled.json").unlink(missing_ok=True)
         copied = registry.copy_out(ref, layout, _seeds(layout))
         attached = registry.copy_referrers_out(ref, folder / "referrers")
         image = oci.read_image(layout)

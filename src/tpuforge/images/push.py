@@ -165,24 +165,25 @@ def push(
     attached = _attached(baked)
     notes = []
     copied: list[Copied] = []
+    put: list[str] = []
     referrers: list[str] = []
     for folder, own in twins:
         layout = baked.folder / folder
         digest = oci.read_image(layout).manifest.digest
-        if not move:
-            registry.check_tags(ref, own, digest)
+        absent = registry.absent_tags(ref, own, digest, move=move)
         copied.append(registry.copy_in(layout, ref))
         if folder == "oci" and attached is not None:
             referrers = registry.copy_referrers(attached, ref.at_digest(digest))
         if read_back:
             _read_back(layout, ref, registry, progress)
-        manifest = oci.read_image(layout).manifest
-        data = manifest.path(layout).read_bytes()
+        registry.tag(layout, ref, absent)
         for name in own:
-            registry.put(ref.at_tag(name), data, manifest.media_type)
+            if name not in absent:
+                registry.check(ref.at_tag(name), digest)
+        put += absent
     if attached is None:
         notes.append(f"nothing is attached to {baked.slug}: forge sbom makes what can be")
-    data_ = {
+    facts = {
         "image": baked.image,
         "slug": baked.slug,
         "registry": ref.host,
@@ -200,8 +201,8 @@ def push(
     }
     sent = "; ".join(str(one) for one in copied)
     summary = f"{ref.at_digest(baked.digest)} ({', '.join(names)}): {sent}"
-    changed = any(one.moved for one in copied)
-    return Outcome("done" if changed else "unchanged", summary, data_, notes)
+    changed = bool(put) or any(one.moved for one in copied)
+    return Outcome("done" if changed else "unchanged", summary, facts, notes)
 
 
 def _attached(baked: Baked) -> Path | None:

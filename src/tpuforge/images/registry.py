@@ -37,8 +37,9 @@ from tpuforge.process import Completed, clean_env, run
 TRIES = 5
 """Attempts at one request or one copy before it is given up."""
 _LONGEST_PAUSE_S = 30.0
-_COPY_S = 3600.0
-_ASK_S = 60.0
+# a copy may last this long, and longer by what a slow line takes, in bytes per second
+_COPY_S = 600.0
+_SLOWEST = 100_000
 _HOST = re.compile(
     r"(?:localhost|[a-z0-9.-]*\.[a-z0-9.-]+|\[[0-9a-f:]+\]|[a-z0-9-]+(?=:))(?::\d+)?"
 )
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reference:
-    """An image in a registry, such as ``ghcr.io/owner/runtime:0.2.0@sha256:…``.
+    """An image in a registry, such as ``registry.example/owner/runtime:0.2.0@sha256:…``.
 
     Attributes:
         host: The registry, with its port if it has one.
@@ -84,7 +85,9 @@ class Reference:
         name, colon, tag = path.partition(":")
         wrong = ""
         if not slash or not _HOST.fullmatch(where):
-            wrong = "it does not begin with a registry, such as ghcr.io/ or localhost:5000/"
+            wrong = (
+                "it does not begin with a registry, such as registry.example/ or localhost:5000/"
+            )
         elif not _NAME.fullmatch(name):
             wrong = f"{name!r} cannot be the name of a repository: small letters, digits, - . _ /"
         elif colon and not _TAG.fullmatch(tag):
@@ -380,38 +383,57 @@ class Registry:
         names = list(dict.fromkeys([*([ref.tag] if ref.tag else []), *tags]))
         client = self._client(ref)
         self._patiently(f"asking {ref.host}", client.ping)
-        if not move:
-            self.check_tags(ref, names, digest)
+        absent_tags = self.absent_tags(ref, names, digest, move=move)
         blobs = list(dict.fromkeys((image.config, *image.layers)))
         absent = [blob for blob in blobs if not self._has(client, blob)]
         self._send(layout, image, ref, f"sending {digest[:19]}… to {ref.repository}", absent)
         self.check(ref.at_digest(digest), digest)
-        data = image.manifest.path(layout).read_bytes()
-        for name in names:
-            self.put(ref.at_tag(name), data, image.manifest.media_type)
+        self.tag(layout, ref, absent_tags)
         there = len(blobs) - len(absent)
         return Copied(digest, len(absent), sum(blob.size for blob in absent), there)
 
-    def check_tags(self, ref: Reference, tags: Sequence[str], digest: str) -> None:
-        """See that no tag names another image.
+    def absent_tags(
+        self, ref: Reference, tags: Sequence[str], digest: str, *, move: bool = False
+    ) -> list[str]:
+        """The tags that do not name an image yet.
 
         Args:
             ref: The repository.
             tags: The tags.
-            digest: What they may name.
+            digest: The image that they are to name.
+            move: Whether they may name another one.
 
         Raises:
-            ForgeError: If one does; exit code 1.
+            ForgeError: If one does and may not; exit code 1.
         """
+        absent = []
         for tag in tags:
             found = self.find(ref.at_tag(tag))
-            if found and found != digest:
+            if found and found != digest and not move:
                 raise ForgeError(
                     f"{ref.at_tag(tag)} names another image: {found}",
                     expected=f"{digest}, or no image yet",
                     mend="people may rely on it: choose another --tag, or say --move",
                     exit_code=Exit.FAULT,
                 )
+            absent += [tag] if found != digest else []
+        return absent
+
+    def tag(self, layout: Path, ref: Reference, tags: Sequence[str]) -> None:
+        """Let tags name an image that is in the repository.
+
+        Args:
+            layout: The layout that it came from.
+            ref: The repository.
+            tags: The tags.
+
+        Raises:
+            ForgeError: As :meth:`put`.
+        """
+        manifest = oci.read_image(layout).manifest
+        data = manifest.path(layout).read_bytes()
+        for name in tags:
+            self.put(ref.at_tag(name), data, manifest.media_type)
 
     def copy_referrers(self, layout: Path, ref: Reference) -> list[str]:
         """Put what is attached to an image beside it, and the index that finds it.
@@ -473,7 +495,7 @@ class Registry:
         doing = f"taking {digest[:19]}… from {ref.repository}"
         if absent and self._program():
             source = f"docker://{ref.at_digest(digest)}"
-            self._copy(f"{doing} ({size(total)})", ref, source, "oci:.", folder=layout)
+            self._copy(doing, ref, source, "oci:.", folder=layout, total=total)
         else:
             with self.progress.step(doing, total) if absent else contextlib.nullcontext():
                 for blob in absent:
@@ -597,9 +619,7 @@ class Registry:
         at = ref.at_digest(image.manifest.digest)
         if self._program():
             with _alone(layout, image) as staged:
-                self._copy(
-                    f"{doing} ({size(total)})", ref, "oci:.", f"docker://{at}", folder=staged
-                )
+                self._copy(doing, ref, "oci:.", f"docker://{at}", folder=staged, total=total)
             return
         client = self._client(ref)
         with self.progress.step(doing, total):
@@ -609,7 +629,9 @@ class Registry:
                 self._patiently(f"sending {blob.digest[:19]}…", send)
         self.put(at, image.manifest.path(layout).read_bytes(), image.manifest.media_type)
 
-    def _copy(self, doing: str, ref: Reference, source: str, target: str, *, folder: Path) -> None:
+    def _copy(
+        self, doing: str, ref: Reference, source: str, target: str, *, folder: Path, total: int
+    ) -> None:
         """Let skopeo copy one image, between a registry and the layout that is the folder."""
         skopeo = self._program()
         client = self._client(ref)
@@ -619,7 +641,7 @@ class Registry:
             with self._words(client, side) as (words, env):
                 done = run(
                     [skopeo, *words[0], "copy", "--preserve-digests", *words[1], source, target],
-                    timeout=_COPY_S,
+                    timeout=_COPY_S + total / _SLOWEST,
                     env=env,
                     cwd=folder,
                     check=False,
@@ -629,7 +651,7 @@ class Registry:
             if done.code != 0:
                 raise explain(done, ref, known=client.credentials is not None)
 
-        with self.progress.step(doing):
+        with self.progress.step(f"{doing} ({size(total)})"):
             self._patiently(doing, once)
 
     @contextlib.contextmanager
