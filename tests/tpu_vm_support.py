@@ -132,7 +132,7 @@ _COSIGN = """#!/bin/sh
 cd "$(dirname "$0")" || exit 99
 printf 'cosign %s\\n' "$*" >>asked
 [ -e signed ] && exit 0
-echo "Error: no matching signatures" >&2
+cat refuses >&2
 exit 1
 """
 
@@ -144,6 +144,7 @@ class Clients:
         folder: The folder.
         here: Whether the engine has the image.
         signed: Whether the image is signed; None for no cosign.
+        refuses: What cosign says if it is not.
         digest: Of the image that the engine has.
         code: Exit code of the container.
         entrypoint: Of the image.
@@ -156,6 +157,7 @@ class Clients:
         *,
         here: bool = False,
         signed: bool | None = None,
+        refuses: str = "Error: no matching signatures",
         digest: str = DIGEST,
         code: int = 0,
         entrypoint: tuple[str, ...] = ("/usr/bin/tini", "--"),
@@ -178,6 +180,7 @@ class Clients:
         (folder / "info").write_text(json.dumps(facts))
         (folder / "inspect").write_text(json.dumps([image]))
         (folder / "code").write_text(str(code))
+        (folder / "refuses").write_text(f"{refuses}\n")
         (folder / "pull-fails").write_text("".join(f"{line}\n" for line in pull_fails))
         if here:
             (folder / "pulled").touch()

@@ -212,6 +212,17 @@ def test_an_image_that_is_not_signed_by_them_is_not_run(
     assert [line.split()[:2] for line in clients.asked] == [["cosign", "verify"]]
 
 
+def test_a_registry_that_does_not_answer_says_nothing_about_a_signature(
+    root: Path, quick: Path
+) -> None:
+    clients = Clients(quick, here=True, signed=False, refuses="Error: connect: connection refused")
+    done = run(*KEY, "--no-cache", IMAGE, root=root, clients=clients)
+    assert done.returncode == 2
+    assert "cannot be found out" in done.stderr
+    assert "connection refused" in done.stderr
+    assert [line.split()[0] for line in clients.asked] == ["cosign"]
+
+
 def test_a_signature_cannot_be_asked_of_a_bare_id(root: Path, quick: Path) -> None:
     clients = Clients(quick, here=True, signed=True)
     done = run(*KEY, "--no-cache", DIGEST, root=root, clients=clients)
