@@ -57,12 +57,15 @@ def test_a_build_comes_over_http_and_a_lying_server_is_caught(tmp_path: Path, ad
     assert f"{digest}, as lock/pins.toml says" in output
     assert not list((tmp_path / "out" / "python").rglob("*.tar.gz"))
 
-    # the right one is kept; what stops the base then is the mirror that does not answer
+    # the right one is kept, and so is what a killed run had of it; what stops the base then is the
+    # mirror that does not answer
     file.write_bytes(b"some bytes that are long enough")
+    kept.with_name(f".{FILE}.partial").write_bytes(b"some bytes")
     code, output = base(env, *SET)
     assert code == 2
     assert "the Debian mirror" in output
     assert kept.read_bytes() == file.read_bytes()
+    assert [path.name for path in kept.parent.iterdir()] == [FILE]
     file.unlink()
     kept.write_bytes(b"damaged")
     code, output = base(env, *SET)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from base_support import LOCK, base, checkout, environment
+from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import base as recipe
 from tpuforge.images import debian
 from tpuforge.images.debian import (
     Deb,
@@ -86,6 +88,20 @@ def test_the_lock_of_testing_says_that_it_moves(tmp_path: Path) -> None:
         assert ("moves every day" in (tmp_path / "x.lock").read_text("utf-8")) is suite.rolling
         assert read_deb_lock(tmp_path / "x.lock").debs == (deb,)
     assert "moves every day" in LOCK.with_name("forky.lock").read_text(encoding="utf-8")
+
+
+def test_a_version_that_left_testing_is_told_with_a_word_on_testing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    monkeypatch.setattr(recipe, "_ensure_tools", lambda progress: None)
+    monkeypatch.setattr(recipe.debian, "fetch", lambda lock, progress: list(lock.debs[:1]))
+    pins = load()
+    for label, said in (("forky", True), ("trixie", False)):
+        with Progress("base", quiet=True) as progress, pytest.raises(ForgeError) as caught:
+            recipe.ensure_base(pins.debian[label], pins, progress, release=True)
+        assert "can no longer be had: base-files" in caught.value.found
+        assert ("keep the snapshot archive within reach" in caught.value.mend) is said
 
 
 BUILDER = "[debian.bookworm.builder]\n"

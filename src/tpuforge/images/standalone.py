@@ -116,23 +116,22 @@ def _copy(place: Path, pin: Standalone, path: Path) -> None:
 
 def _download(url: str, pin: Standalone, path: Path, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as folder:
-        partial = Path(folder) / "partial"
-        try:
-            Web(Access(certificates=certificates())).download(
-                url, partial, pin.sha256, on_bytes=progress.advance, stop=threading.Event()
-            )
-        except WrongBytesError as error:
-            _check(str(error), redact(url), pin)
-        except (UnreachableError, RefusedError) as error:
-            raise ForgeError(
-                f"CPython {pin.version} cannot be had from {redact(url)}: {error}",
-                expected=f"{pin.file}, with the SHA-256 {pin.sha256}",
-                mend=f"check the network, or set {SETTING} to a folder or an address that has "
-                "this file",
-            ) from error
-        partial.chmod(0o644)
-        partial.rename(path)
+    # of one name, so that a run which was ended goes on where it stopped
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        Web(Access(certificates=certificates())).download(
+            url, partial, pin.sha256, on_bytes=progress.advance, stop=threading.Event()
+        )
+    except WrongBytesError as error:
+        _check(str(error), redact(url), pin)
+    except (UnreachableError, RefusedError) as error:
+        raise ForgeError(
+            f"CPython {pin.version} cannot be had from {redact(url)}: {error}",
+            expected=f"{pin.file}, with the SHA-256 {pin.sha256}",
+            mend=f"check the network, or let {SETTING} name a folder or an address that has it",
+        ) from error
+    partial.chmod(0o644)
+    partial.rename(path)
 
 
 def _check(found: str, where: str, pin: Standalone) -> None:
