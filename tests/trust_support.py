@@ -184,6 +184,7 @@ def make(
     layers: tuple[dict[str, str], ...] | None = None,
     own_labels: Mapping[str, str] | None = None,
     base: bool = True,
+    tag: str = "1",
 ) -> Toy:
     """Lay the image out.
 
@@ -192,6 +193,7 @@ def make(
         layers: Other files.
         own_labels: Other labels.
         base: Whether the record of its base is there.
+        tag: Its tag.
     """
     folder = out / "images" / "toy-py311"
     blobs = folder / "oci" / "blobs" / "sha256"
@@ -226,7 +228,7 @@ def make(
         "image": "toy",
         "python": "3.11",
         "flavour": "runtime",
-        "name": "tpuforge/toy:1",
+        "name": f"tpuforge/toy:{tag}",
         "manifest_digest": top["digest"],
         "config_digest": manifest["config"]["digest"],
         "labels": told,

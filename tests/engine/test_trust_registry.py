@@ -1,0 +1,300 @@
+"""Signing and verifying with the real cosign, against a real registry on the loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import validators_support
+from registry_support import RealRegistry, registry
+from tpuforge.console import Progress
+from tpuforge.images import cosign, distribution, referrers
+from tpuforge.images import layout as oci
+from trust_support import Toy, files, make, verb
+
+PASSWORD = "open sesame"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A key pair of cosign."""
+
+    private: str
+    public: str
+
+
+def key_pair(folder: Path) -> Keys:
+    folder.mkdir()
+    with Progress("tests", quiet=True) as progress:
+        program = cosign.program(progress)
+    env = {**os.environ, "COSIGN_PASSWORD": PASSWORD}
+    subprocess.run([program, "generate-key-pair"], cwd=folder, env=env, check=True)
+    return Keys(str(folder / "cosign.key"), str(folder / "cosign.pub"))
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A signed image in a registry."""
+
+    toy: Toy
+    where: RealRegistry
+    keys: Keys
+    other: Keys
+
+    @property
+    def name(self) -> str:
+        return f"{self.where.address}/toy"
+
+    def verify(
+        self, *arguments: str, name: str = "", key: str = "", code: int = 0
+    ) -> dict[str, Any]:
+        """Verify it as another machine would: with an out folder that knows nothing."""
+        out = self.toy.out.parent / "elsewhere"
+        shutil.rmtree(out, ignore_errors=True)
+        text = name or f"{self.name}@{self.toy.digest}"
+        done = verb(
+            out,
+            "verify",
+            text,
+            "--json",
+            "--key",
+            key or self.keys.public,
+            *arguments,
+            *self.where.options(),
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        assert isinstance(found, dict)
+        return found
+
+    def failed(self, *arguments: str, **more: Any) -> dict[str, str]:
+        """The checks that fail: what was found, and what mends it, by name."""
+        found = self.verify(*arguments, code=1, **more)["data"]["checks"]
+        return {one["what"]: one["detail"] for one in found if one["status"] == "failed"}
+
+    def put(self, repository: str, data: bytes, reference: str, kind: str) -> None:
+        """Put a manifest into the registry behind everybody's back."""
+        client = distribution.Client(self.where.address, repository, distribution.Access())
+        client.put_manifest(reference, data, kind)
+
+
+def publish(toy: Toy, where: RealRegistry, keys: Keys, repository: str = "toy") -> None:
+    """Attach, push and sign."""
+    to = f"{where.address}/{repository}"
+    for name, words in (
+        ("sbom", []),
+        ("push", ["--to", to, *where.options()]),
+        ("sign", ["--to", to, "--key", keys.private, *where.options()]),
+    ):
+        done = toy.verb(name, "--image", "toy", *words, COSIGN_PASSWORD=PASSWORD)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Keys, Keys]:
+    folder = tmp_path_factory.mktemp("keys")
+    return key_pair(folder / "own"), key_pair(folder / "other")
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Keys, Keys]) -> Iterator[Signed]:
+    folder = tmp_path_factory.mktemp("signed")
+    with registry(folder) as where:
+        toy = make(folder / "out")
+        publish(toy, where, keys[0])
+        yield Signed(toy, where, *keys)
+
+
+def test_a_signed_image_is_verified_down_to_its_layers(signed: Signed) -> None:
+    found = signed.verify("--layers")
+    assert found["data"]["verified"]
+    assert [one for one in found["data"]["checks"] if one["status"] != "passed"] == []
+    whats = {one["what"] for one in found["data"]["checks"]}
+    assert {"the image is signed", "provenance.json is signed"} <= whats
+    assert "sbom.cdx.json names what is in the layers" in whats
+    # without the layers it says what it has not looked at
+    assert "not checked: the bill against the layers" in signed.verify()["summary"]
+
+
+def test_a_tag_is_verified_as_the_digest_that_it_names(signed: Signed) -> None:
+    found = signed.verify(name=f"{signed.name}:1")
+    assert found["data"]["digest"] == signed.toy.digest
+    assert signed.toy.digest in found["notes"][0]
+
+
+def test_attesting_and_signing_leave_the_manifest_as_it_was(signed: Signed) -> None:
+    image = oci.read_image(signed.toy.folder / "oci")
+    assert image.manifest.digest == signed.toy.digest
+    client = distribution.Client(signed.where.address, "toy", distribution.Access())
+    data, _ = client.manifest("1")
+    assert data == image.manifest.path(signed.toy.folder / "oci").read_bytes()
+
+
+def test_signing_again_changes_nothing(signed: Signed) -> None:
+    words = ["--image", "toy", "--to", signed.name, "--key", signed.keys.private]
+    done = signed.toy.verb("sign", *words, COSIGN_PASSWORD=PASSWORD)
+    assert done.returncode == 0
+    assert "nothing to do" in done.stdout
+    wrong = signed.toy.verb("sign", *words, COSIGN_PASSWORD="wrong")
+    assert wrong.returncode == 2
+    assert "set COSIGN_PASSWORD" in wrong.stderr
+
+
+def test_a_signature_by_another_key_is_none(signed: Signed) -> None:
+    failed = signed.failed(key=signed.other.public)
+    assert "is signed, and not by" in failed["the image is signed"]
+    assert "is signed, and not by" in failed["sbom.cdx.json is signed"]
+
+
+def test_an_image_that_nobody_signed(signed: Signed) -> None:
+    toy = make(signed.toy.out.parent / "unsigned")
+    toy.about("sbom")
+    to = f"{signed.where.address}/unsigned"
+    assert toy.verb("push", "--image", "toy", "--to", to).returncode == 0
+    failed = signed.failed(name=f"{to}@{toy.digest}")
+    assert "is not signed" in failed["the image is signed"]
+    assert "is not signed" in failed["provenance.json is signed"]
+
+
+def test_an_image_that_somebody_else_built(signed: Signed) -> None:
+    """Nothing is attached, nobody known signed it, and it says little of itself."""
+    toy = make(signed.toy.out.parent / "stranger", own_labels={"maintainer": "somebody"})
+    to = f"{signed.where.address}/stranger"
+    assert toy.verb("push", "--image", "toy", "--to", to).returncode == 0
+    failed = signed.failed(name=f"{to}@{toy.digest}")
+    assert set(failed) == {
+        "the image is signed",
+        "documents attached, each of its digest and of this image",
+        "labels complete, and as the bill says",
+    }
+    assert "nothing is attached" in list(failed.values())[1]
+
+
+def test_documents_of_another_image_do_not_count(signed: Signed) -> None:
+    """The documents of one image, signed by the right key, put beside another one."""
+    system, environment, gone = files()
+    toy = make(
+        signed.toy.out.parent / "swapped",
+        layers=(system, {**environment, "etc/x": "x"}, gone),
+        tag="2",
+    )
+    publish(toy, signed.where, signed.keys, "toy")
+    tag = referrers.tag(signed.toy.digest)
+    client = distribution.Client(signed.where.address, "toy", distribution.Access())
+    index, _ = client.manifest(tag)
+    own, _ = client.manifest(referrers.tag(toy.digest))
+    try:
+        signed.put("toy", index, referrers.tag(toy.digest), referrers.INDEX)
+        failed = signed.failed(name=f"{signed.name}@{toy.digest}")
+        what = "documents attached, each of its digest and of this image"
+        assert f"is attached to {signed.toy.digest}" in failed[what]
+        assert "there is no provenance" in failed[what]
+    finally:
+        signed.put("toy", own, referrers.tag(toy.digest), referrers.INDEX)
+
+
+def test_a_tampered_bill_is_found_whatever_is_signed(signed: Signed) -> None:
+    """Somebody with the right key attaches a bill that hides a wheel."""
+    toy = make(signed.toy.out.parent / "tampered")
+    toy.about("sbom")
+    path = toy.folder / "attestations"
+    bill = json.loads((path / "sbom.cdx.json").read_text())
+    bill["components"] = [one for one in bill["components"] if one["name"] != "libtpu"]
+    documents = [
+        referrers.Artifact(referrers.CYCLONEDX, "sbom.cdx.json", json.dumps(bill).encode()),
+        referrers.Artifact(
+            referrers.SPDX, "sbom.spdx.json", (path / "sbom.spdx.json").read_bytes()
+        ),
+        referrers.Artifact(
+            referrers.PROVENANCE, "provenance.json", (path / "provenance.json").read_bytes()
+        ),
+    ]
+    (path / "sbom.cdx.json").write_bytes(documents[0].data)
+    image = oci.read_image(toy.folder / "oci")
+    referrers.write(toy.folder / "referrers", image.manifest, documents)
+
+    found = toy.about("verify", code=1)["data"]["checks"]
+    failed = {one["what"]: one["detail"] for one in found if one["status"] == "failed"}
+    assert "does not name the wheel libtpu" in failed["sbom.cdx.json names what is in the layers"]
+    assert "sbom.spdx.json names what is in the layers" not in failed
+
+    to = f"{signed.where.address}/tampered"
+    words = ["--to", to]
+    assert toy.verb("push", "--image", "toy", *words).returncode == 0
+    words += ["--key", signed.keys.private]
+    assert toy.verb("sign", "--image", "toy", *words, COSIGN_PASSWORD=PASSWORD).returncode == 0
+    failed = signed.failed(name=f"{to}@{toy.digest}")
+    assert set(failed) == {
+        "labels complete, and as the bill says",
+        "both bills tell the same",
+        "provenance: this image, this builder, these materials",
+    }
+
+
+def test_only_what_was_baked_here_is_signed(signed: Signed) -> None:
+    words = ["--image", "toy", "--key", signed.keys.private]
+    other = f"{signed.name}@sha256:{'0' * 64}"
+    done = signed.toy.verb("sign", *words, "--to", other, COSIGN_PASSWORD=PASSWORD)
+    assert done.returncode == 1
+    assert "nothing else is signed" in done.stderr
+    done = signed.toy.verb("sign", *words, "--to", f"{signed.where.address}/nowhere")
+    assert done.returncode == 1
+    assert "does not hold image, sbom.cdx.json" in done.stderr
+    assert "forge push" in done.stderr
+
+
+def test_an_image_that_is_not_there_and_a_key_that_is_not_named(signed: Signed) -> None:
+    name = f"{signed.name}@sha256:{'0' * 64}"
+    assert signed.verify(name=name, code=1)["error"]["found"]
+    done = verb(signed.toy.out, "verify", f"{signed.name}:1")
+    assert done.returncode == 2
+    assert "whose the image has to be" in done.stderr
+
+
+def test_a_registry_with_a_password_and_a_certificate_of_its_own(
+    tmp_path: Path, keys: tuple[Keys, Keys]
+) -> None:
+    with registry(tmp_path, auth=True, tls=True) as where:
+        toy = make(tmp_path / "out")
+        publish(toy, where, keys[0])
+        both = Signed(toy, where, *keys)
+        assert both.verify()["data"]["verified"]
+        done = verb(
+            tmp_path / "out",
+            "verify",
+            f"{both.name}@{toy.digest}",
+            "--key",
+            both.keys.public,
+            "--ca",
+            str(where.ca),
+            DOCKER_CONFIG=str(tmp_path),
+            REGISTRY_AUTH_FILE=str(tmp_path / "none"),
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "sesame" not in where.log
+
+
+_VALIDATE = """
+import json, sys
+from spdx_tools.spdx.parser.json.json_parser import JsonLikeDictParser
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+document = JsonLikeDictParser().parse(json.load(sys.stdin))
+print(json.dumps([one.validation_message for one in validate_full_spdx_document(document)]))
+"""
+
+
+def test_the_bill_is_spdx_by_the_library_that_keeps_the_format(signed: Signed) -> None:
+    text = (signed.toy.folder / "attestations" / "sbom.spdx.json").read_text()
+    assert json.loads(validators_support.run(_VALIDATE, text)) == []
+    # it does find fault with what is none
+    broken = json.loads(text)
+    broken["packages"][1]["licenseDeclared"] = "No Such Licence"
+    assert json.loads(validators_support.run(_VALIDATE, json.dumps(broken)))
