@@ -290,6 +290,26 @@ def test_a_full_registry_is_not_asked_again(
     assert "attempt" not in done.stderr
 
 
+def test_full_disks_on_either_side(tmp_path: Path, out: Path, plain: RealRegistry) -> None:
+    digest = small_image(out, layers=[os.urandom(600_000)])
+    small = tmp_path / "small"
+    small.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=300k", "tpuforge-test", str(small)]
+    mounted = subprocess.run(mounting, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        with registry(small) as full:
+            there = verb(PUSH, "--to", f"{full.address}/x/y", "--tries", "2")
+        pushed(f"{plain.address}/x/y")
+        here = verb(PULL, f"{plain.address}/x/y@{digest}", TPUFORGE_OUT=str(small / "out"))
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+    assert there.returncode == here.returncode == 2
+    assert "has room" in there.stderr or "is full" in there.stderr, there.stderr
+    assert "the disk is full" in here.stderr, here.stderr
+
+
 def test_a_registry_killed_in_the_midst_comes_back_and_the_push_goes_on(
     out: Path, plain: RealRegistry, liar: Proxy
 ) -> None:

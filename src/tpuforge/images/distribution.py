@@ -550,7 +550,8 @@ class Client:
             return not_there(f"{self.host}/{self.name}", why)
         if status == 416:
             return _RangeError()
-        if status in _FULL or (status in (403, 429) and "quota" in why.lower()):
+        quota = status in (403, 429) and "quota" in why.lower()
+        if status in _FULL or quota or "no space left" in why:
             return full(self.host, f"{status} {why}")
         if status == 403:
             return self._refused(status, why)
@@ -676,11 +677,22 @@ def _read_some(answer: http.client.HTTPResponse) -> bytes:
 def _why(error: urllib.error.HTTPError) -> str:
     """What a registry says of its refusal, in one line."""
     try:
-        body = json.loads(error.read(_LARGEST_ANSWER))
-        found = [f"{one.get('code', '')}: {one.get('message', '')}" for one in body["errors"]]
-        return redact("; ".join(found))[:500]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, http.client.HTTPException):
+        said = error.read(_LARGEST_ANSWER)
+        found = [f"{one.get('code', '')}: {one.get('message', '')}" for one in _errors(said)]
+    except (OSError, ValueError, http.client.HTTPException):
         return redact(str(error.reason))[:500]
+    # Debian's registry says it in words or as the number of the error, in a detail only
+    if b"no space left on device" in said or b'"Err":28' in said:
+        found.append("no space left on device")
+    return redact("; ".join(found) or str(error.reason))[:500]
+
+
+def _errors(body: bytes) -> list[dict[str, Any]]:
+    try:
+        listed = json.loads(body)["errors"]
+        return [one for one in listed if isinstance(one, dict)]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def not_there(what: str, why: str) -> NotThereError:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import layout as oci
-from tpuforge.images.engine import ensure_engine
+from tpuforge.images.engine import ClassicError, ensure_engine, user_target
+from tpuforge.images.host import which
 from tpuforge.images.registry import (
     Reference,
     Registry,
@@ -102,12 +103,23 @@ def _name(ref: Reference, image: oci.Image) -> str:
     return str(ref.at_tag("").checked_tag(tag))
 
 
+def _engine(progress: Progress) -> tuple[str, Mapping[str, str]]:
+    """The Docker client, and the variables that lead it to the engine."""
+    try:
+        engine = ensure_engine(progress)
+    except ClassicError:
+        # it cannot bake, but it takes images
+        docker = which("docker")
+        return docker, user_target(docker).env
+    return str(engine["docker"]), engine["env"]
+
+
 def _load(layout: Path, image: oci.Image, name: str, progress: Progress) -> bool:
     """Put the image into the engine's store; whether it was not there yet."""
-    engine = ensure_engine(progress)
-    env = clean_env(**engine["env"])
+    docker, variables = _engine(progress)
+    env = clean_env(**variables)
     wanted = {image.manifest.digest, image.config.digest}
-    ask = [engine["docker"], "image", "inspect", "--format", "{{.Id}}", name]
+    ask = [docker, "image", "inspect", "--format", "{{.Id}}", name]
 
     def there() -> bool:
         done = run(ask, timeout=_ASK_S, env=env, check=False, doing=f"looking for {name}")
@@ -129,8 +141,7 @@ def _load(layout: Path, image: oci.Image, name: str, progress: Progress) -> bool
     writer.start()
     try:
         with progress.step(f"loading {size(image.compressed)} into the engine"):
-            words = [engine["docker"], "load"]
-            run(words, timeout=_LOAD_S, env=env, stdin=reading, doing=f"loading {name}")
+            run([docker, "load"], timeout=_LOAD_S, env=env, stdin=reading, doing=f"loading {name}")
     finally:
         os.close(reading)
         writer.join()
