@@ -274,6 +274,19 @@ def test_an_answer_without_end_is_cut_off(server: Server) -> None:
         Client(server.address, "x", Access()).manifest("latest")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"errors":[{"code":"UNKNOWN","message":"unknown error","detail":{"Op":"write","Err":28}}]}',
+        b'{"errors":[{"code":"UNKNOWN","detail":"write /data: no space left on device"}]}',
+    ],
+)
+def test_a_registry_whose_disk_is_full_is_not_asked_again(server: Server, body: bytes) -> None:
+    server.answer = lambda method, path, auth: (500, {}, body)
+    with pytest.raises(ForgeError, match="is full"):
+        Client(server.address, "x", Access()).manifest("latest")
+
+
 def test_patience_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("tpuforge.images.registry.time.sleep", pauses.append)
