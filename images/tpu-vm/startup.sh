@@ -3,8 +3,7 @@
 # created with, and starts it. It runs as root at each boot; what is in the metadata wins.
 #
 #     gcloud compute tpus tpu-vm create NAME --zone ZONE --accelerator-type TYPE --version VERSION \
-#         --metadata-from-file startup-script=startup.sh \
-#         --metadata-from-file tpu-run=tpu-run,tpu-run-service=tpu-run.service \
+#         --metadata-from-file startup-script=startup.sh,tpu-run=tpu-run,tpu-run-service=tpu-run.service \
 #         --metadata tpu-run-image=REGISTRY/NAME@sha256:DIGEST,tpu-run-command='python train.py'
 #
 # More metadata: tpu-run-options (of tpu-run), tpu-run-key (a cosign public key, by
