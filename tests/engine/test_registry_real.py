@@ -25,14 +25,14 @@ def test_the_real_image_there_and_back(image: Image, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         data = json.loads(done.stdout)["data"]
         assert data["digest"] == digest
-        assert data["sent_bytes"] > image.record["compressed_bytes"] * 0.99
+        assert data["new_bytes"] > image.record["compressed_bytes"] * 0.99
         env = {"TPUFORGE_OUT": str(tmp_path / "elsewhere")}
         done = verb("tpuforge.images.pull", data["reference"], "--json", *reach, **env)
         assert done.returncode == 0, done.stderr
         pulled = json.loads(done.stdout)["data"]
         # the layers are compressed with zstd, and stay so
         assert pulled["digest"] == digest
-        assert pulled["taken_bytes"] == data["sent_bytes"]
+        assert pulled["taken_bytes"] == data["new_bytes"]
 
 
 def test_a_pulled_image_stands_in_the_engine_by_its_digest(engine: Engine, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_a_dropped_connection_is_taken_up_again(out: Path, plain: RealRegistry) 
         liar.before = lambda method, path: next(drops, None) if method == "PATCH" else None
         data = pushed(f"{liar.address}/x/y")
     assert data["digest"] == digest
-    assert data["sent_blobs"] == 3
+    assert data["new_blobs"] == 3
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_registry_killed_in_the_midst_comes_back_and_the_push_goes_on(
     assert restarted.wait(10)
     assert data["digest"] == digest
     again_too = pushed(f"{plain.address}/x/y", "--read-back")
-    assert (again_too["sent_blobs"], again_too["known_blobs"]) == (0, 5)
+    assert (again_too["new_blobs"], again_too["known_blobs"]) == (0, 5)
 
 
 def test_a_push_that_was_killed_sends_only_the_rest(
@@ -359,7 +359,7 @@ def test_a_push_that_was_killed_sends_only_the_rest(
     data = pushed(f"{liar.address}/x/y")
     known = data["known_blobs"]
     assert isinstance(known, int) and 2 <= known < 5
-    assert data["sent_blobs"] == 5 - known
+    assert data["new_blobs"] == 5 - known
 
 
 def test_nobody_listens(out: Path) -> None:

@@ -277,7 +277,7 @@ def test_an_answer_without_end_is_cut_off(server: Server) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"errors":[{"code":"UNKNOWN","message":"unknown error","detail":{"Op":"write","Err":28}}]}',
+        b'{"errors":[{"code":"UNKNOWN","message":"x","detail":{"Op":"write","Err":28}}]}',
         b'{"errors":[{"code":"UNKNOWN","detail":"write /data: no space left on device"}]}',
     ],
 )

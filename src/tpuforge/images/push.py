@@ -191,8 +191,8 @@ def push(
         "digest": baked.digest,
         "reference": str(ref.at_digest(baked.digest)),
         "tags": names,
-        "sent_blobs": sum(one.moved for one in copied),
-        "sent_bytes": sum(one.moved_bytes for one in copied),
+        "new_blobs": sum(one.moved for one in copied),
+        "new_bytes": sum(one.moved_bytes for one in copied),
         "known_blobs": sum(one.there for one in copied),
         "referrers": referrers,
         "referrers_tag": fallback_tag(baked.digest) if referrers else "",
@@ -269,14 +269,14 @@ def _push(options: argparse.Namespace, progress: Progress) -> Outcome:
         done.append(outcome)
     if not options.all:
         return done[0]
-    rows = [(one.data["slug"], one.data["reference"], size(one.data["sent_bytes"])) for one in done]
+    rows = [(one.data["slug"], one.data["reference"], size(one.data["new_bytes"])) for one in done]
     if not options.json:
-        print_table(("image", "where", "sent"), rows)
-    sent = sum(one.data["sent_bytes"] for one in done)
+        print_table(("image", "where", "new there"), rows)
+    new = sum(one.data["new_bytes"] for one in done)
     changed = any(one.status == "done" for one in done)
     return Outcome(
         "done" if changed else "unchanged",
-        f"{len(done)} images in {target.repository}, {size(sent)} sent",
+        f"{len(done)} images in {target.repository}, {size(new)} of them new there",
         {"images": [one.data for one in done]},
         [note for one in done for note in one.notes],
     )

@@ -164,7 +164,8 @@ class Copied:
 
     Attributes:
         digest: The manifest's digest.
-        moved: How many blobs had to be moved.
+        moved: How many blobs had to be moved. A registry may link some from another repository of
+            its own, where skopeo knows that they are there.
         moved_bytes: Their bytes.
         there: How many were there already.
     """
@@ -177,7 +178,7 @@ class Copied:
     def __str__(self) -> str:
         if not self.moved:
             return f"all {self.there} blobs were there"
-        return f"{self.moved} blobs, {size(self.moved_bytes)}; {self.there} were there"
+        return f"{self.moved} new blobs, {size(self.moved_bytes)}; {self.there} were there"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
