@@ -212,7 +212,7 @@ class Cosign:
         """
         path = folder / "cosign.pub"
         words = [self.path, "public-key", "--key", signer.key, "--outfile", str(path)]
-        done = run(words, timeout=_VERIFY_S, env=_environment(signer, {}), check=False)
+        done = run(words, timeout=_VERIFY_S, env=environment(signer, {}), check=False)
         if done.code != 0:
             raise self._explain(done, "reading the key for", signer)
         return Signer(key=str(path), log=signer.log)
@@ -229,7 +229,7 @@ class Cosign:
             return run(
                 [self.path, *words, *reach, *images],
                 timeout=limit,
-                env=_environment(signer, settings),
+                env=environment(signer, settings),
                 check=False,
                 doing=f"cosign {words[0]}",
             )
@@ -268,10 +268,18 @@ def _settings(client: Client) -> Iterator[dict[str, str]]:
         yield {"DOCKER_CONFIG": name}
 
 
-def _environment(signer: Signer, settings: dict[str, str]) -> dict[str, str]:
+def environment(signer: Signer, settings: dict[str, str]) -> dict[str, str]:
+    """The environment of cosign.
+
+    Args:
+        signer: Whose key or identity it works with.
+        settings: More variables.
+    """
     scheme, _, rest = signer.key.partition("://")
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    if rest:
-        prefix = rest if scheme == "env" else _SERVICES.get(scheme, "\0")
-        passed |= {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+    if scheme == "env" and rest in os.environ:
+        passed[rest] = os.environ[rest]
+    elif scheme in _SERVICES and rest:
+        begin = _SERVICES[scheme]
+        passed |= {name: value for name, value in os.environ.items() if name.startswith(begin)}
     return clean_env(**passed, **settings)

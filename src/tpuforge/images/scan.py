@@ -215,8 +215,19 @@ def pip_audit(
         words.extend(["--requirement", str(listed), "--output", str(folder / "found.json")])
         return run(words, timeout=_SCAN_S, env=clean_env(), check=False, doing="pip-audit")
 
-    body = _asked(report, ask)
-    for one in body.get("dependencies", []) if isinstance(body, dict) else []:
+    _ask(report, ask, lambda body: take_pip_audit(report, body, len(wheels)))
+    return report
+
+
+def take_pip_audit(report: Report, body: Any, asked: int) -> None:
+    """Take what pip-audit wrote into its report.
+
+    Args:
+        report: The report.
+        body: Its JSON.
+        asked: How many packages it was asked about.
+    """
+    for one in body["dependencies"]:
         if "skip_reason" in one:
             report.skipped.append(str(one["skip_reason"]))
         for vuln in one.get("vulns", []):
@@ -224,10 +235,9 @@ def pip_audit(
             report.findings.append(
                 Finding(vuln["id"], aliases, one["name"], one["version"], fixed, "", report.scanner)
             )
-    if not report.not_run and wheels and len(report.skipped) >= len(wheels):
+    if asked and len(report.skipped) >= asked:
         # a network that answers "not found" to all must not look like a clean image
-        report.not_run = f"its database knows none of the {len(wheels)} packages"
-    return report
+        report.not_run = f"its database knows none of the {asked} packages"
 
 
 def grype(image: Baked, program: str) -> Report:
@@ -243,8 +253,12 @@ def grype(image: Baked, program: str) -> Report:
         words = [program, "--quiet", "--output", "json", "--file", str(folder / "found.json")]
         return _system(words, f"oci-dir:{image.layout}", "grype")
 
-    body = _asked(report, ask)
-    for one in body.get("matches", []) if isinstance(body, dict) else []:
+    _ask(report, ask, lambda body: _take_grype(report, body))
+    return report
+
+
+def _take_grype(report: Report, body: Any) -> None:
+    for one in body["matches"]:
         vuln, package = one["vulnerability"], one["artifact"]
         related = [other["id"] for other in one.get("relatedVulnerabilities") or []]
         fixed = tuple((vuln.get("fix") or {}).get("versions") or [])
@@ -259,7 +273,6 @@ def grype(image: Baked, program: str) -> Report:
                 report.scanner,
             )
         )
-    return report
 
 
 def trivy(image: Baked, program: str) -> Report:
@@ -276,8 +289,13 @@ def trivy(image: Baked, program: str) -> Report:
         words += ["--output", str(folder / "found.json"), "--input"]
         return _system(words, str(image.layout), "trivy")
 
-    body = _asked(report, ask)
-    for result in (body.get("Results") or []) if isinstance(body, dict) else []:
+    _ask(report, ask, lambda body: _take_trivy(report, body))
+    return report
+
+
+def _take_trivy(report: Report, body: Any) -> None:
+    # it leaves the key out where it found nothing
+    for result in body.get("Results") or []:
         for one in result.get("Vulnerabilities") or []:
             fixed = tuple(part.strip() for part in one.get("FixedVersion", "").split(",") if part)
             report.findings.append(
@@ -291,7 +309,6 @@ def trivy(image: Baked, program: str) -> Report:
                     report.scanner,
                 )
             )
-    return report
 
 
 def _system(words: Sequence[str], what: str, doing: str) -> Completed:
@@ -299,20 +316,25 @@ def _system(words: Sequence[str], what: str, doing: str) -> Completed:
     return run([*words, what], timeout=_SCAN_S, env=clean_env(**passed), check=False, doing=doing)
 
 
-def _asked(report: Report, ask: Callable[[Path], Completed]) -> Any:
-    """What a scanner wrote; the report says why if it wrote nothing."""
+def _ask(report: Report, ask: Callable[[Path], Completed], take: Callable[[Any], None]) -> None:
+    """Take what a scanner wrote; the report says why if it wrote nothing, or something else."""
     with tempfile.TemporaryDirectory(prefix="tpuforge-") as name:
         folder = Path(name)
         try:
             done = ask(folder)
             # the exit code does not tell a vulnerability from a database that cannot be had
-            return json.loads((folder / "found.json").read_bytes())
+            body = json.loads((folder / "found.json").read_bytes())
         except ForgeError as error:
             report.not_run = error.found
+            return
         except (OSError, ValueError):
             last = done.output.strip().splitlines()[-1:] or [f"exit code {done.code}"]
             report.not_run = last[0][:300]
-    return None
+            return
+    try:
+        take(body)
+    except (KeyError, TypeError, AttributeError) as error:
+        report.not_run = f"its answer has another form: {type(error).__name__}: {error}"
 
 
 def scan(image: Baked, options: argparse.Namespace, progress: Progress) -> list[Report]:

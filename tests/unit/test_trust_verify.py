@@ -1,0 +1,186 @@
+"""Verifying an image that was baked here, and layouts of attached documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpuforge.errors import ForgeError
+from tpuforge.images import attest, bill, cosign, referrers
+from tpuforge.images.cosign import Signer
+from tpuforge.images.layout import Blob
+from trust_support import DIGESTS, Toy, files, labels, make
+
+ATTACHED = "documents attached, each of its digest and of this image"
+
+
+def failed(toy: Toy, *arguments: str) -> dict[str, str]:
+    """The checks that fail of an image that has to."""
+    found = toy.about("verify", *arguments, code=1)["data"]["checks"]
+    assert all(one["mend"] for one in found if one["status"] == "failed")
+    return {one["what"]: one["detail"] for one in found if one["status"] == "failed"}
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    made = make(tmp_path)
+    made.about("sbom")
+    return made
+
+
+def test_a_whole_image_passes_and_says_what_was_not_checked(toy: Toy) -> None:
+    found = toy.about("verify")
+    states = {one["what"]: one["status"] for one in found["data"]["checks"]}
+    assert states.pop("signature") == "not run"
+    assert set(states.values()) == {"passed"}
+    assert "sbom.cdx.json names what is in the layers" in states
+    assert "the bill's wheels are those of the image's own lock" in states
+    assert "not checked: signature" in found["summary"]
+
+
+def test_a_flipped_byte_of_a_layer(toy: Toy) -> None:
+    blobs = sorted((toy.folder / "oci" / "blobs" / "sha256").iterdir(), key=_size)
+    layer = blobs[-1]
+    data = bytearray(layer.read_bytes())
+    data[700] ^= 1
+    layer.write_bytes(data)
+    found = failed(toy)
+    assert f"sha256:{layer.name}" in found["every blob of the layout is of its digest"]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def test_nothing_attached(tmp_path: Path) -> None:
+    toy = make(tmp_path)
+    assert ATTACHED in failed(toy)
+
+
+def test_a_damaged_document(toy: Toy) -> None:
+    record = json.loads((toy.folder / "attestations.json").read_text())
+    manifest = record["referrers"][0]["digest"].removeprefix("sha256:")
+    (toy.folder / "referrers" / "blobs" / "sha256" / manifest).write_bytes(b"{}")
+    assert "its digest is sha256:44136fa3" in failed(toy)[ATTACHED]
+
+
+def test_a_document_that_is_not_the_attached_one(toy: Toy) -> None:
+    path = toy.folder / "attestations" / "sbom.spdx.json"
+    path.write_text(path.read_text().replace("libtpu", "libfoo"))
+    assert "attestations/sbom.spdx.json is not what is attached" in failed(toy)[ATTACHED]
+
+
+def test_the_documents_of_an_image_that_was_baked_again(toy: Toy) -> None:
+    system, environment, gone = files()
+    make(toy.out, layers=(system, {**environment, "etc/x": "x"}, gone))
+    assert f"it is of {referrers.tag(toy.digest)}, and not of" in failed(toy)[ATTACHED]
+
+
+def test_a_label_that_is_missing_and_one_that_lies(tmp_path: Path) -> None:
+    told = {**labels(), "io.tpuforge.torch.version": "2.12.0+cpu"}
+    del told["org.opencontainers.image.title"]
+    toy = make(tmp_path, own_labels=told)
+    toy.about("sbom")
+    found = failed(toy)["labels complete, and as the bill says"]
+    assert "there is no label org.opencontainers.image.title" in found
+    assert "io.tpuforge.torch.version says 2.12.0+cpu, and the bill 2.13.0+cpu" in found
+
+
+def test_a_wheel_that_is_not_the_locked_one(toy: Toy) -> None:
+    path = toy.folder / "attestations" / "sbom.cdx.json"
+    _attach(toy, "sbom.cdx.json", path.read_bytes().replace(_hex("torch"), _hex("libtpu")))
+    found = failed(toy)
+    assert (
+        "torch 2.13.0+cpu is sha256:"
+        in found["the bill's wheels are those of the image's own lock"]
+    )
+    assert "both bills tell the same" in found
+
+
+def _hex(name: str) -> bytes:
+    return DIGESTS[name].encode()
+
+
+def _attach(toy: Toy, name: str, data: bytes) -> None:
+    """Put another document in the place of one, with everything around it in order."""
+    folder = toy.folder / "attestations"
+    (folder / name).write_bytes(data)
+    record = json.loads((toy.folder / "attestations.json").read_text())
+    index = json.loads((toy.folder / "oci" / "index.json").read_text())["manifests"][0]
+    subject = Blob(index["digest"], index["size"], index["mediaType"])
+    documents = [
+        referrers.Artifact(one["artifact_type"], path.name, path.read_bytes())
+        for one in record["referrers"]
+        for path in [toy.folder / one["file"]]
+    ]
+    referrers.write(toy.folder / "referrers", subject, documents)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s["subject"][0]["digest"].update(sha256="0" * 64), "it is about sha256:000"),
+        (
+            lambda s: s["predicate"]["runDetails"]["builder"].update(id="https://else.example"),
+            "it was made by https://else.example",
+        ),
+        (lambda s: _material(s, "base").update(digest={"sha256": "1" * 64}), "its base is 1111"),
+        (lambda s: _material(s, "torch").update(digest={"sha256": "2" * 64}), "not name torch"),
+    ],
+)
+def test_provenance_that_tells_another_story(toy: Toy, change: Any, said: str) -> None:
+    statement = toy.document("provenance.json")
+    change(statement)
+    _attach(toy, "provenance.json", json.dumps(statement).encode())
+    found = failed(toy)
+    assert said in found["provenance: this image, this builder, these materials"]
+
+
+def _material(statement: dict[str, Any], name: str) -> dict[str, Any]:
+    materials = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    found: dict[str, Any] = next(one for one in materials if one["name"] == name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"bomFormat": "CycloneDX"}', b'{"spdxVersion": "SPDX-2.3"}']
+)
+def test_what_is_no_document_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        bill.read_cyclonedx(data)
+    with pytest.raises(ValueError):
+        bill.read_spdx(data)
+    with pytest.raises(ForgeError, match="cannot be read"):
+        attest.read(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"manifests": []}', b'{"mediaType": 3}'])
+def test_what_is_no_index_or_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(ForgeError, match="no index"):
+        referrers.read_index(data, "it")
+    with pytest.raises(ForgeError, match="its digest is"):
+        referrers.read_manifest(data, "sha256:" + "0" * 64, "it")
+
+
+def test_a_tag_and_a_key_do_not_go_with_a_local_image(toy: Toy) -> None:
+    error = toy.about("verify", "--key", "x.pub", code=2)["error"]
+    assert "has no signature" in error["found"]
+
+
+def test_cosign_gets_no_more_of_the_environment_than_a_key_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("AWS_PROFILE", "VAULT_TOKEN", "COSIGN_PASSWORD", "MY_KEY", "COSIGN_REPOSITORY"):
+        monkeypatch.setenv(name, "x")
+    # one place that puts an environment together, asked without running anything
+    environment = cosign.environment
+    assert "COSIGN_PASSWORD" in environment(Signer(key="/a/key"), {})
+    assert not {"AWS_PROFILE", "VAULT_TOKEN", "MY_KEY", "COSIGN_REPOSITORY"} & set(
+        environment(Signer(key="/a/key"), {})
+    )
+    assert "AWS_PROFILE" in environment(Signer(key="awskms:///alias/x"), {})
+    assert "VAULT_TOKEN" not in environment(Signer(key="awskms:///alias/x"), {})
+    assert "MY_KEY" in environment(Signer(key="env://MY_KEY"), {})
