@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,33 +37,43 @@ def packages() -> list[dict[str, str | None]]:
     return sorted(rows, key=lambda row: str(row["name"]))
 
 
+def measured(function: str) -> str | None:
+    """What a function of the suite measures, in a process of its own.
+
+    Args:
+        function: Its name in ``smoke.pjrt``.
+
+    Returns:
+        A version, or None if that process failed.
+    """
+    lines = "import os; from smoke import pjrt; os.environ.update(pjrt.QUIET); "
+    lines += f"print(pjrt.{function}()['version'])"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", lines],
+            env={**os.environ, "PYTHONPATH": str(HOME)},
+            capture_output=True,
+            text=True,
+            timeout=PJRT_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    words = done.stdout.split()
+    return words[-1] if done.returncode == 0 and words else None
+
+
 def pjrt() -> dict[str, str | None]:
     """The PJRT API that libtpu offers, and the one that torch_tpu was built with.
 
     Returns:
-        A version, such as ``0.112``, or None where the suite cannot tell.
+        Two versions, such as ``0.112``; None for one that cannot be told.
     """
-    found: dict[str, str | None] = {}
-    for name, function in (("libtpu", "measure_plugin"), ("torch_tpu", "measure_framework")):
-        lines = (
-            "import os; from smoke import pjrt; os.environ.update(pjrt.QUIET); "
-            f"print(pjrt.{function}()['version'])"
-        )
-        try:
-            done = subprocess.run(
-                [sys.executable, "-B", "-c", lines],
-                env={**os.environ, "PYTHONPATH": str(HOME)},
-                capture_output=True,
-                text=True,
-                timeout=PJRT_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            found[name] = None
-        else:
-            words = done.stdout.split()
-            found[name] = words[-1] if done.returncode == 0 and words else None
-    return found
+    # each loads hundreds of megabytes, so both at a time
+    with ThreadPoolExecutor() as pool:
+        plugin = pool.submit(measured, "measure_plugin")
+        framework = pool.submit(measured, "measure_framework")
+    return {"libtpu": plugin.result(), "torch_tpu": framework.result()}
 
 
 def everything() -> dict[str, Any]:
@@ -96,7 +107,7 @@ def table(told: dict[str, Any]) -> list[tuple[str, ...]]:
             rows.append((name.replace("-", "_"), "not installed"))
         else:
             digest = f"sha256:{row['sha256']}" if row["sha256"] else "not of the lock"
-            rows.append((name.replace("-", "_"), row["version"], digest))
+            rows.append((name.replace("-", "_"), f"{row['version']:<11}", digest))
     words = [f"{name} {version or 'unknown'}" for name, version in pjrt_api.items()]
     rows.append(("PJRT API", ", ".join(words)))
     if "overlay" in facts:
