@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,23 @@ def copy(image: Image, folder: Path) -> Path:
     shutil.copytree(image.layout, folder, copy_function=os.link)
     (folder / "index.json").unlink()
     return folder
+
+
+def spoiled(image: Image, path: str) -> bytes:
+    """The last layer of the real image, with one more line in one file."""
+    last = oci.read_image(image.layout).layers[-1]
+    buffer = io.BytesIO()
+    with (
+        oci.open_layer(image.layout, last) as tar,
+        tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as made,
+    ):
+        for entry in tar:
+            body = tar.extractfile(entry) if entry.isreg() else None
+            data = body.read() if body is not None else b""
+            data += b"# mine\n" if entry.name == path else b""
+            entry.size = len(data)
+            made.addfile(entry, io.BytesIO(data))
+    return gzip.compress(buffer.getvalue(), 1, mtime=0)
 
 
 def remake(layout: Path, original: Image, change: dict[str, Any]) -> Path:
@@ -98,14 +117,16 @@ def test_a_published_image_is_told_from_another(
     assert result["data"]["own"] == result["data"]["published"]
 
     # all that its labels tell is right, and one file is not: no label can hide that
-    tampered = remake(
-        copy(image, tmp_path / "tampered"), image, {"layer": layer({"opt/tpuforge/x": b"1"})}
-    )
+    path = "opt/tpuforge/smoke/cli.py"
+    changed = {"layer": spoiled(image, path)}
+    tampered = remake(copy(image, tmp_path / "tampered"), image, changed)
     code, result = judge(image, publish(shelf, tampered, "tampered"), "--finished")
     assert code == 1, result
     data = result["data"]
-    lines = data["differences"]
-    assert any("opt/tpuforge/x: only in the first" in line for line in lines), lines
+    size, content = (line for line in data["differences"] if path in line)
+    assert f"{path}: size " in size and f"{path}: content " in content
+    assert data["differences_in_all"] == 2
+    assert data["looked_into"][0].startswith(f"{path}: one is the beginning of the other")
     kept = Path(data["kept"])
     # config, manifest and the one layer that is another: no more was fetched
     assert len(list((kept / "published" / "blobs" / "sha256").iterdir())) == 3
