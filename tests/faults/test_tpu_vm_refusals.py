@@ -6,6 +6,7 @@ Docker and cosign are stand-ins that note what they are asked; the host is a mad
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_vm_support import DIGEST, IMAGE, Clients, found, host, process, program, put, run
+from tpu_vm_support import DIGEST, FOLDER, IMAGE, Clients, found, host, process, program, put, run
 
 NAME = IMAGE.partition("@")[0]
 UNSAID = "THE SIGNATURE WAS NOT VERIFIED"
@@ -281,6 +282,28 @@ def test_a_result_that_cannot_be_written_is_2(root: Path, quick: Path) -> None:
     assert done.returncode == 2
     assert "No such file or directory" in done.stderr
     assert clients.asked == []
+
+
+@pytest.mark.parametrize(
+    ("output", "code"), [("| true", 0), (">&-", 0), ("2>&-", 0), (">/dev/full", 2)]
+)
+@pytest.mark.parametrize("what", [("--dry-run",), ("--dry-run", "--json", "-")])
+def test_where_the_line_goes_changes_nothing(
+    root: Path, quick: Path, *, output: str, code: int, what: tuple[str, ...]
+) -> None:
+    clients = Clients(quick, here=True)
+    words = [sys.executable, "-B", str(FOLDER / "tpu-run"), "--root", str(root), *what, IMAGE]
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {shlex.join(words)} {output}"],
+        env={"PATH": clients.path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("No space left on device" in done.stderr) == (code == 2)
 
 
 def _dead(python: str) -> bool:

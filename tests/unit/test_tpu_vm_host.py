@@ -379,6 +379,15 @@ def test_options_of_the_line(tmp_path: Path, options: list[str], there: list[str
     assert ("--privileged" in there) != any(word.startswith("--device") for word in made)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: terminal, raising=False)
+    assert ("-it" in line(host(tmp_path / "host"))) == terminal
+
+
 def test_only_an_image_without_an_init_gets_one(tmp_path: Path) -> None:
     root = host(tmp_path / "host")
     assert "--init" not in line(root)
