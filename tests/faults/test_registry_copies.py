@@ -88,6 +88,9 @@ def test_an_image_comes_back_as_it_was_with_what_is_attached(
     kinds = ["application/vnd.cyclonedx+json", "application/spdx+json"]
     wanted = [{"digest": d, "artifact_type": k} for d, k in zip(attached, kinds, strict=True)]
     assert taken["referrers"] == wanted
+    listed = json.loads((mine / "referrers" / "index.json").read_text())["manifests"]
+    index = verb(PULL, f"{to}@{listed[0]['digest']}", *reach, PATH=path)
+    assert index.returncode == 2 and "is an index of several images" in index.stderr
     old = result(PULL, f"{to}@{twin}", *reach, PATH=path, TPUFORGE_OUT=elsewhere)
     assert old["digest"] == twin and old["known_blobs"] == 1
 

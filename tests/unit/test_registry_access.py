@@ -268,6 +268,19 @@ def test_credentials_go_to_no_address_without_tls_from_one_with_it(tmp_path: Pat
         client._token({"realm": "http://evil.example/token"}, "pull")
 
 
+def test_a_registry_without_tls_is_told_from_one_that_is_down(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as if it were not on the loopback, where this is found out
+    monkeypatch.setattr("tpuforge.images.distribution.is_loopback", lambda host: False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(ForgeError, match="does not speak TLS") as caught:
+        Client(server.address, "x", Access()).manifest("latest")
+    assert "--plain-http" in caught.value.mend
+    with pytest.raises(ForgeError, match="is not in the registry"):
+        Client(server.address, "x", Access(plain_http=True)).manifest("latest")
+
+
 def test_an_answer_without_end_is_cut_off(server: Server) -> None:
     server.answer = lambda method, path, auth: (200, {}, b"x" * (5 << 20))
     with pytest.raises(ForgeError, match="more than"):

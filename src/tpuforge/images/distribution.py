@@ -567,6 +567,12 @@ class Client:
         reason: object = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             return untrusted(self.host, reason.verify_message)
+        if isinstance(reason, ssl.SSLError) and reason.reason == "WRONG_VERSION_NUMBER":
+            return ForgeError(
+                f"the registry {self.host} does not speak TLS",
+                expected="HTTPS",
+                mend="say --plain-http if everybody on the way may read and change what is sent",
+            )
         if isinstance(reason, ForgeError):
             return reason
         return TransientError(f"{self.host}: {redact(str(reason) or type(reason).__name__)}")
