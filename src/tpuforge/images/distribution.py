@@ -191,7 +191,7 @@ def _from_helper(helper: str, server: str) -> Credentials | None:
         with os.fdopen(reading) as stdin:
             with os.fdopen(writing, "w") as asked:
                 asked.write(server)
-            line = ["sh", "-c", 'exec "$0" get >"$1"', program, answer]
+            line = ["sh", "-c", 'exec "$0" get >"$1"', program, str(answer)]
             # helpers find their own store by the session's variables
             env = clean_env(**{k: v for k, v in os.environ.items() if k.startswith("XDG_")})
             done = run(line, timeout=_HELPER_S, env=env, stdin=stdin.fileno(), check=False)
