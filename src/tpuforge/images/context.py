@@ -572,13 +572,13 @@ def run_line(name: str) -> str:
 
     ``--privileged`` lets the container at the chips (``/dev/accel*``, ``/dev/vfio``) and the
     metadata of the PCI bus; libtpu locks host memory for transfers, asks the metadata server and
-    its peers over the host's network; workers of a DataLoader share tensors in ``/dev/shm``;
-    ``--init`` because libtpu can wait for minutes and PID 1 ignores TERM.
+    its peers over the host's network; workers of a DataLoader share tensors in ``/dev/shm``. An
+    init process of the engine is not asked for: the image has its own.
 
     Args:
         name: Name and tag.
     """
-    words = ["docker", "run", "--rm", "-it", "--init", "--privileged", "--net=host"]
+    words = ["docker", "run", "--rm", "-it", "--privileged", "--net=host"]
     return shlex.join([*words, "--ulimit", "memlock=-1", "--shm-size=16g", name, "python"])
 
 
