@@ -76,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--corpus",
-        choices=("quick", "full"),
-        default="quick",
+        choices=("default", "full"),
+        default="default",
         help="programs to compile; full adds the slow ones (the checks marked full)",
     )
     add("--json", metavar="PATH", help="write health.json there; - is standard output")

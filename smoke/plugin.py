@@ -119,6 +119,17 @@ class Check:
         """
         pytest.skip(why)
 
+    def elsewhere(self, why: str) -> NoReturn:
+        """Say that this check is for another kind of image: not run, and nothing is missing here.
+
+        A critical check that was not run leaves its tier incomplete, so it is none any more.
+
+        Args:
+            why: The reason, for people.
+        """
+        self.severity = "warning"
+        pytest.skip(why)
+
 
 def check_of(item: pytest.Item) -> Check:
     """The check that a test is, from its marker.

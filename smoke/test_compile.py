@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from smoke import pjrt, programs
+from smoke import flavours, pjrt, programs
+from smoke.place import Place
 from smoke.plugin import Check
 
 _LIMIT_S = 240.0
@@ -101,6 +102,27 @@ def test_compiles(
         f"{found['compile_seconds']:.2f} s, {found['code_bytes'] / 1e3:.0f} kB of code, "
         f"{found['peak_device_bytes'] / 2**20:.1f} MiB on {found['chip']}; "
         f"{'as the baseline' if compared.judged else compared.why}"
+    )
+
+
+@pytest.mark.check(
+    id="compile.pallas",
+    purpose="a kernel written in Pallas compiles for the TPU, in an image of the flavour pallas",
+    severity="critical",
+    remedy="install the jax that the lock names beside this libtpu; " + _REBAKE,
+)
+def test_pallas(check: Check, here: Place, target: str, targets_chosen: bool) -> None:
+    flavours.own(check, here, "checks")
+    found = check.value(flavours.compile_kernel, target, timeout=_LIMIT_S, env=pjrt.QUIET)
+    if found["stage"] == "topology":
+        words = f"libtpu knows no target {target}: {found['error']}"
+        if targets_chosen:
+            check.cannot(words)
+        raise AssertionError(words)
+    check.figures |= {name: value for name, value in found.items() if name != "stage"}
+    check.detail = (
+        f"{found['compile_seconds']:.2f} s, {found['code_bytes'] / 1e3:.0f} kB of code, "
+        f"{found['peak_device_bytes'] / 2**20:.1f} MiB on {found['chip']}"
     )
 
 

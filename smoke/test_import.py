@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from smoke import chips, imports, isolate, pjrt, workloads, xla
+from smoke import chips, flavours, imports, isolate, pjrt, workloads, xla
 from smoke.operators import census
 from smoke.place import Place
 from smoke.plugin import Check
@@ -16,6 +16,8 @@ _LIMIT_S = 120.0
 # a flag that ends processes is the business of one check, not of all
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": None, "LIBTPU_INIT_ARGS": None}
 _COMPILER = {**pjrt.QUIET, **_QUIET}
+# a module that looks for a TPU finds none in time, and nothing is fetched
+_FLAVOUR = {**_COMPILER, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
 _FLAGS_SHOWN = 200
 AUTOLOAD_SECONDS = 60.0
 """The bound on a plain import of torch: 3.8 s on an idle machine, 25 s on a far too busy one."""
@@ -210,6 +212,42 @@ def test_stablehlo_pair(check: Check) -> None:
     assert meeting.version is not None, meeting.why
     check.figures["written"] = meeting.version
     check.detail = meeting.why
+
+
+@pytest.mark.check(
+    id="import.flavour",
+    purpose="what the image's flavour adds loads, each module in a process of its own",
+    severity="critical",
+    remedy=_REBAKE,
+)
+def test_flavour(check: Check, here: Place) -> None:
+    names = flavours.own(check, here, "imports")
+    broken = []
+    for name in names:
+        ended = check.isolated(flavours.import_module, name, timeout=_LIMIT_S, env=_FLAVOUR)
+        if ended.kind == "killed":
+            check.cannot(ended.story)
+        if ended.error is not None:
+            broken.append(f"{name}: {ended.story}")
+        else:
+            check.figures[name] = ended.value
+    assert not broken, "\n".join(broken)
+    versions = [f"{name} {check.figures[name]['version']}".rstrip() for name in names]
+    check.detail = ", ".join(versions)
+
+
+@pytest.mark.check(
+    id="import.tools",
+    purpose="the commands that the image's flavour adds answer",
+    severity="critical",
+    remedy=_REBAKE,
+)
+def test_tools(check: Check, here: Place) -> None:
+    said = {}
+    for command in flavours.own(check, here, "tools"):
+        said[" ".join(command)] = flavours.run_tool(command, _LIMIT_S)
+    check.figures |= said
+    check.detail = "; ".join(said.values())
 
 
 @pytest.mark.check(

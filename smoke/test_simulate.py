@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from smoke import flavours, workloads
+from smoke.place import Place
 from smoke.plugin import Check
 from smoke.simulator import limits, themes
 
@@ -201,6 +203,27 @@ def test_second_process(check: Check, crew: themes.Crew) -> None:
     check.detail = (
         f"{cold['num_compilations']} compilations, then none; the cache holds {cold['files']} "
         f"files, {cold['bytes'] / 1e6:.1f} MB"
+    )
+
+
+@pytest.mark.check(
+    id="simulate.transformers",
+    purpose="a small model of transformers runs forward as on the CPU, in an image that has it",
+    severity="critical",
+    remedy="install the transformers that the lock names; " + _LIBRARIES,
+)
+def test_transformers(check: Check, here: Place) -> None:
+    flavours.own(check, here, "checks")
+    found = check.value(
+        flavours.run_transformer,
+        *workloads.FLOAT32,
+        timeout=themes.LIMIT_S,
+        env={"TF_CPP_MIN_LOG_LEVEL": "3", themes.CACHE_ROOT: None},
+    )
+    check.figures |= found
+    check.detail = (
+        f"transformers {found['version']}, {found['parameters']} parameters, within "
+        f"{found['difference']:.1e} of the CPU, first forward {found['forward_seconds']:.1f} s"
     )
 
 

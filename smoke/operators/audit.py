@@ -1,4 +1,4 @@
-"""The audit's work: one OpInfo entry, one dtype, on the TPU and on the CPU, compared.
+"""The audit's work: one OpInfo entry, one dtype, one way, on the TPU and on the CPU, compared.
 
 PyTorch describes its operators to its own tests as OpInfo entries: for each a callable, the dtypes
 it takes and samples of its inputs. :func:`worker` runs in the processes of :mod:`smoke.operators.
@@ -15,6 +15,10 @@ twice on the CPU with two seeds, and, if it differs on the TPU, by the tags of t
 calls: then only shapes and dtypes are compared, and the result says so. The same holds for the
 ``empty`` family, whose values nobody promises. In bfloat16 and float16 the CPU's own steps may be
 the worse ones: a result that is the CPU's float32 result within the tolerance passes too.
+
+An operator is called in up to four ways, :data:`WAYS`: *forward*, and where its entry knows it, for
+the *gradient* of its inputs, *out=* and *in place*. The further ways are tasks of their own: if one
+ends its process, no other is blamed.
 """
 
 from __future__ import annotations
@@ -34,6 +38,10 @@ from typing import Any
 from unittest import mock
 
 from smoke.operators import census
+
+FORWARD = "forward"
+WAYS = ("gradient", "out", "inplace")
+"""How an operator can be called beside plainly."""
 
 TOLERANCES: dict[str, tuple[float, float]] = {
     "float64": (1e-7, 1e-7),
@@ -61,13 +69,14 @@ def survey() -> dict[str, Any]:
 
     Returns:
         ``versions``, the ``census`` (:func:`smoke.operators.census.take`), and ``entries``: name,
-        and the dtypes that the entry takes on the CPU.
+        the dtypes that the entry takes on the CPU, and for each of :data:`WAYS` the dtypes for
+        which it can be called so.
     """
     taken = census.take()
     import torch
 
     entries = [
-        {"op": name, "dtypes": sorted(str(d).removeprefix("torch.") for d in _dtypes(info))}
+        {"op": name, "dtypes": _names(info.supported_dtypes("cpu")), "ways": _ways(info)}
         for name, info in _entries().items()
     ]
     versions: dict[str, str | None] = {"torch": torch.__version__}
@@ -79,8 +88,19 @@ def survey() -> dict[str, Any]:
     return {"versions": versions, "census": taken, "entries": entries}
 
 
-def _dtypes(info: Any) -> Any:
-    return info.supported_dtypes("cpu")
+def _names(dtypes: Any) -> list[str]:
+    return sorted(str(one).removeprefix("torch.") for one in dtypes)
+
+
+def _ways(info: Any) -> dict[str, list[str]]:
+    """The dtypes for which an entry can be called in each of the further ways."""
+    dtypes = _names(info.supported_dtypes("cpu"))
+    backward = _names(info.supported_backward_dtypes("cpu")) if info.supports_autograd else []
+    return {
+        "gradient": [one for one in backward if one in dtypes],
+        "out": dtypes if info.supports_out else [],
+        "inplace": dtypes if info.inplace_variant is not None else [],
+    }
 
 
 def _entries() -> dict[str, Any]:
@@ -104,8 +124,9 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
             compiled now or for an earlier task.
 
     Returns:
-        A function that takes ``{"op": …, "dtype": …}`` and tells what happened: ``outcome``
-        (``same``, ``differs``, ``raised`` or ``no reference``), ``message``, ``samples`` compared,
+        A function that takes ``{"op": …, "dtype": …, "way": …}`` and tells what happened:
+        ``outcome`` (``same``, ``differs``, ``raised`` or ``no reference``), ``message``,
+        ``samples`` compared,
         ``values`` (whether values were compared, or only shapes), ``overloads`` that were called,
         ``seconds``, ``programs``.
 
@@ -127,13 +148,15 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
     def handle(task: dict[str, str]) -> dict[str, Any]:
         folder = None
         if programs is not None:
-            folder = Path(programs) / f"{task['op']}@{task['dtype']}".replace("/", "_")
+            name = f"{task['op']}@{task['dtype']}@{task['way']}"
+            folder = Path(programs) / name.replace("/", "_")
             folder.mkdir(parents=True, exist_ok=True)
             os.environ[_PROGRAMS] = str(folder)
         started = time.perf_counter()
         called: set[str] = set()
         dtype = getattr(torch, task["dtype"])
-        found = _audit(torch, entries[task["op"]], dtype, samples, called)
+        call = _Call(torch, entries[task["op"]], task["way"])
+        found = _audit(torch, call, dtype, samples, called)
         found["overloads"] = sorted(called)
         found["seconds"] = round(time.perf_counter() - started, 4)
         found["programs"] = (
@@ -144,12 +167,12 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
     return handle
 
 
-def _audit(torch: Any, info: Any, dtype: Any, samples: int, called: set[str]) -> dict[str, Any]:
+def _audit(torch: Any, call: _Call, dtype: Any, samples: int, called: set[str]) -> dict[str, Any]:
     compared = 0
     values = True
     note = ""
-    uninitialised = "empty" in info.name
-    stream = _samples(torch, info, dtype)
+    uninitialised = "empty" in call.info.name
+    stream = _samples(torch, call, dtype)
     for _ in range(samples):
         try:
             sample = next(stream, None)
@@ -157,22 +180,22 @@ def _audit(torch: Any, info: Any, dtype: Any, samples: int, called: set[str]) ->
             return _told("no reference", error, compared, values, "PyTorch makes no sample: ")
         if sample is None:
             break
-        given = (sample.input, sample.args, sample.kwargs)
+        given = (sample.input, sample.args, sample.kwargs, sample.output_process_fn_grad)
         try:
-            expected = _call(torch, info, given, "cpu", _SEEDS[0])
-            other, drawn = _watched(torch, info, given, called)
+            expected = call.on("cpu", given, _SEEDS[0])
+            other, drawn = _watched(torch, call, given, called)
         except Exception as error:
             return _told("no reference", error, compared, values, "the CPU does not do it: ")
         fixed = not uninitialised and _equal(torch, expected, other)
         values = values and fixed
         try:
-            found = _call(torch, info, given, "tpu", _SEEDS[0])
+            found = call.on("tpu", given, _SEEDS[0])
         except Exception as error:
             return _told("raised", error, compared, values)
         try:
             _compare(torch, found, expected, fixed)
         except AssertionError as error:
-            if fixed and _near_float32(torch, info, given, found, expected):
+            if fixed and _near_float32(torch, call, given, found, expected):
                 note = "the CPU's own result is further from its float32 result"
             elif fixed and drawn and _alike(torch, found, expected):
                 values = False
@@ -200,18 +223,19 @@ def _told(
     }
 
 
-def _samples(torch: Any, info: Any, dtype: Any) -> Iterator[Any]:
+def _samples(torch: Any, call: _Call, dtype: Any) -> Iterator[Any]:
     torch.manual_seed(0)
     if importlib.util.find_spec("numpy") is not None:
         # some samples are drawn by numpy
         importlib.import_module("numpy").random.seed(0)
-    yield from info.sample_inputs("cpu", dtype, requires_grad=False)
+    wanted = call.way == "gradient"
+    yield from call.info.sample_inputs("cpu", dtype, requires_grad=wanted)
 
 
 def _moved(torch: Any, value: Any, device: str) -> Any:
     """A copy of inputs on a device; arguments that name a device name that one."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone().to(device)
+        return value.detach().clone().to(device).requires_grad_(value.requires_grad)
     if isinstance(value, torch.device):
         return torch.device(device)
     if isinstance(value, torch.Generator):
@@ -228,25 +252,95 @@ def _moved(torch: Any, value: Any, device: str) -> Any:
     return copy.copy(value)
 
 
-def _call(torch: Any, info: Any, given: Any, device: str, seed: int) -> list[Any]:
-    """Run an operator; its results one after the other, tensors on the CPU."""
-    first, args, kwargs = given
-    first = _moved(torch, first, device)
-    others = "cpu" if info.name in _ON_THE_HOST else device
-    args, kwargs = _moved(torch, (args, kwargs), others)
-    torch.manual_seed(seed)
-    with mock.patch.object(torch, "manual_seed"):
-        # entries of random operators set a seed of their own, and would hide that they are random
-        found = list(_leaves(torch, info.op(first, *args, **kwargs)))
-    if device != "cpu":
-        torch.accelerator.synchronize()
-        strangers = {one.device.type for one in found if isinstance(one, torch.Tensor)} - {device}
-        if strangers:
-            raise RuntimeError(f"a result is on {strangers.pop()}, not on {device}")
-    return [one.detach().cpu() if isinstance(one, torch.Tensor) else one for one in found]
+class _Call:
+    """An operator, called in one way.
+
+    Args:
+        torch: The module.
+        info: Its OpInfo entry.
+        way: ``forward``, or one of :data:`WAYS`.
+    """
+
+    def __init__(self, torch: Any, info: Any, way: str) -> None:
+        self._torch = torch
+        self.info = info
+        self.way = way
+        self._called = {
+            FORWARD: self._forward,
+            "gradient": self._gradient,
+            "out": self._out,
+            "inplace": self._inplace,
+        }[way]
+
+    def on(self, device: str, given: Any, seed: int) -> list[Any]:
+        """Call it; its results one after the other, tensors on the CPU."""
+        torch = self._torch
+        first, args, kwargs, process = given
+        first = _moved(torch, first, device)
+        others = "cpu" if self.info.name in _ON_THE_HOST else device
+        args, kwargs = _moved(torch, (args, kwargs), others)
+        torch.manual_seed(seed)
+        with mock.patch.object(torch, "manual_seed"):
+            # entries of random operators set a seed of their own, and would hide that they are
+            # random
+            found = list(_leaves(torch, self._called(first, args, kwargs, process)))
+        if device != "cpu":
+            torch.accelerator.synchronize()
+            tensors = (one for one in found if isinstance(one, torch.Tensor))
+            strangers = {one.device.type for one in tensors} - {device}
+            if strangers:
+                raise RuntimeError(f"a result is on {strangers.pop()}, not on {device}")
+        return [one.detach().cpu() if isinstance(one, torch.Tensor) else one for one in found]
+
+    def _forward(self, first: Any, args: Any, kwargs: Any, process: Any) -> Any:
+        del process
+        return self.info.op(first, *args, **kwargs)
+
+    def _gradient(self, first: Any, args: Any, kwargs: Any, process: Any) -> Any:
+        """Gradients of all inputs, for fixed gradients of all results."""
+        torch = self._torch
+        inputs = [
+            one
+            for one in _leaves(torch, (first, args, kwargs))
+            if isinstance(one, torch.Tensor) and one.requires_grad
+        ]
+        # some entries turn a result that is one of many into one that is determined
+        result = process(self.info.op(first, *args, **kwargs))
+        ends = [
+            one
+            for one in _leaves(torch, result)
+            if isinstance(one, torch.Tensor) and one.requires_grad
+        ]
+        if not inputs or not ends:
+            raise RuntimeError("nothing in this sample has a gradient")
+        return torch.autograd.grad(
+            ends, inputs, [self._weights(one) for one in ends], allow_unused=True
+        )
+
+    def _weights(self, result: Any) -> Any:
+        """What the backward pass begins with: not all the same, or an error could cancel out."""
+        torch = self._torch
+        ramp = torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape)
+        ramp = ramp * (1 + 0.5j) if result.dtype.is_complex else ramp
+        return ramp.to(result.dtype).to(result.device)
+
+    def _out(self, first: Any, args: Any, kwargs: Any, process: Any) -> Any:
+        """What stands in tensors that the caller made."""
+        del process
+        torch = self._torch
+        like = self.info.op(first, *args, **kwargs)
+        one = isinstance(like, torch.Tensor)
+        made = tuple(torch.zeros_like(each) for each in _leaves(torch, like))
+        self.info.op(first, *args, **kwargs, out=made[0] if one else made)
+        return made
+
+    def _inplace(self, first: Any, args: Any, kwargs: Any, process: Any) -> Any:
+        """The result, and what stands in the input afterwards."""
+        del process
+        return self.info.inplace_variant(first, *args, **kwargs), first
 
 
-def _watched(torch: Any, info: Any, given: Any, called: set[str]) -> tuple[list[Any], bool]:
+def _watched(torch: Any, call: _Call, given: Any, called: set[str]) -> tuple[list[Any], bool]:
     """Run an operator on the CPU and see which overloads it calls.
 
     Above the kernels the way is the same for every device, so these are the overloads that a TPU
@@ -271,10 +365,10 @@ def _watched(torch: Any, info: Any, given: Any, called: set[str]) -> tuple[list[
 
     try:
         with Watch():
-            found = _call(torch, info, given, "cpu", _SEEDS[1])
+            found = call.on("cpu", given, _SEEDS[1])
     except Exception:
         # a few entries make something of their own that cannot be watched
-        found = _call(torch, info, given, "cpu", _SEEDS[1])
+        found = call.on("cpu", given, _SEEDS[1])
     return found, bool(drawn)
 
 
@@ -307,7 +401,9 @@ def _alike(torch: Any, found: list[Any], expected: list[Any]) -> bool:
     return True
 
 
-def _near_float32(torch: Any, info: Any, given: Any, found: list[Any], expected: list[Any]) -> bool:
+def _near_float32(
+    torch: Any, call: _Call, given: Any, found: list[Any], expected: list[Any]
+) -> bool:
     """Whether a result in a short floating format is the float32 one within its tolerance.
 
     The CPU computes some operators in the short format itself, step by step; what is nearer to the
@@ -321,7 +417,7 @@ def _near_float32(torch: Any, info: Any, given: Any, found: list[Any], expected:
         return value.float() if isinstance(value, torch.Tensor) and value.dtype in short else value
 
     try:
-        exact = _call(torch, info, _mapped(longer, given), "cpu", _SEEDS[0])
+        exact = call.on("cpu", _mapped(longer, given), _SEEDS[0])
     except Exception:
         return False
     if len(exact) != len(found):

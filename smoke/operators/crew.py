@@ -107,6 +107,7 @@ class Crew:
         Raises:
             CrewError: If workers cannot be started.
         """
+        self._stop.clear()
         queue = deque(enumerate(tasks))
         ends: list[Ended | None] = [None] * len(tasks)
         trouble: list[BaseException] = []

@@ -25,6 +25,7 @@ _MARKS = {
     table.LIMIT: "not run",
     table.NOT_RUN: "not run",
 }
+_WAYS = {"gradient": "gradients", "out": "out=", "inplace": "in place"}
 _DETAIL = 600
 
 
@@ -81,18 +82,8 @@ def _summary(found: Mapping[str, Any]) -> Html:
     if not found["audited"]:
         parts.append(tag("p", f"The audit was not run: {found['why_not']}.", class_="reason"))
         return page.join(parts)
-    head = tag(
-        "tr", tag("th", "dtype"), [tag("th", _SHORT[one], class_="n") for one in table.STATUSES]
-    )
-    body = [
-        tag(
-            "tr",
-            tag("th", tag("code", dtype), scope="row"),
-            [tag("td", str(counts[one]), class_="n") for one in table.STATUSES],
-        )
-        for dtype, counts in found["counts"].items()
-    ]
-    parts.append(tag("table", tag("thead", head), tag("tbody", body), class_="counts"))
+    parts.append(_counts("dtype", found["counts"]))
+    parts += [_counts(_WAYS[way], counts) for way, counts in found["counts_of_ways"].items()]
     if found["compiled"]:
         words = ("yes", "refused", "error", "not run")
         head = tag(
@@ -117,6 +108,22 @@ def _summary(found: Mapping[str, Any]) -> Html:
     else:
         parts.append(tag("p", "Nothing."))
     return page.join(parts)
+
+
+def _counts(title: str, by_dtype: Mapping[str, Mapping[str, int]]) -> Html:
+    """Cells by dtype and status."""
+    head = tag(
+        "tr", tag("th", title), [tag("th", _SHORT[one], class_="n") for one in table.STATUSES]
+    )
+    body = [
+        tag(
+            "tr",
+            tag("th", tag("code", dtype), scope="row"),
+            [tag("td", str(counts[one]), class_="n") for one in table.STATUSES],
+        )
+        for dtype, counts in by_dtype.items()
+    ]
+    return tag("table", tag("thead", head), tag("tbody", body), class_="counts")
 
 
 def _operators(found: Mapping[str, Any]) -> Html:
@@ -147,7 +154,7 @@ def _operators(found: Mapping[str, Any]) -> Html:
                 placeholder="name, message",
             ),
         ),
-        tag("fieldset", tag("legend", "status in any column"), choices),
+        tag("fieldset", tag("legend", "status in any column, however called"), choices),
         tag("output", f"{len(found['operators'])} operators", id_="shown"),
         id_="tools",
         role="search",
@@ -168,13 +175,31 @@ def _row(op: str, cells: Mapping[str, Any], dtypes: list[str], targets: list[str
         tag("th", tag("code", op), scope="row"),
         columns,
         class_="op",
-        data_status="|".join(sorted({cells[dtype]["status"] for dtype in dtypes})),
+        data_status="|".join(sorted({one["status"] for _, _, one in table.each(cells)})),
         data_words=" ".join([op, *sorted(details)]).lower()[:_DETAIL],
     )
 
 
 def _cell(cell: Mapping[str, Any], targets: list[str]) -> Html:
     status = cell["status"]
+    said = _said(cell, targets)
+    for way in table.WAYS:
+        if way in cell:
+            words = " ".join([_SHORT[cell[way]["status"]], *_said(cell[way], targets)])
+            said.append(f"{_WAYS[way]}: {words}")
+    shown = page.mark(_MARKS[status], _SHORT[status])
+    more = [tag("b", " refused by libtpu")] if _refused(cell) else []
+    for way in table.WAYS:
+        # what was not run because the operator itself does not pass needs no mark of its own
+        if way in cell and cell[way]["status"] not in (table.PASSES, table.NOT_RUN):
+            more.append(tag("i", f" {_WAYS[way]}: {_SHORT[cell[way]['status']]}"))
+    if not said:
+        return tag("td", shown)
+    return tag("td", tag("details", tag("summary", shown, more), tag("pre", "\n".join(said))))
+
+
+def _said(cell: Mapping[str, Any], targets: list[str]) -> list[str]:
+    """What is known of one call, beside its status."""
     said = [cell["detail"][:_DETAIL]] if cell["detail"] else []
     if cell.get("known"):
         said.insert(0, f"known: {cell['known']}")
@@ -182,12 +207,11 @@ def _cell(cell: Mapping[str, Any], targets: list[str]) -> Html:
         one = cell.get("compiles", {}).get(target)
         if one and one["status"] != table.NOTHING:
             said.append(f"compiles for {target}: {one['status']} {one.get('detail', '')}".strip())
-    shown = page.mark(_MARKS[status], _SHORT[status])
-    refused = [one for one in cell.get("compiles", {}).values() if one["status"] == table.REFUSED]
-    more = tag("b", " refused by libtpu") if refused else None
-    if not said:
-        return tag("td", shown)
-    return tag("td", tag("details", tag("summary", shown, more), tag("pre", "\n".join(said))))
+    return said
+
+
+def _refused(cell: Mapping[str, Any]) -> bool:
+    return any(one["status"] == table.REFUSED for one in cell.get("compiles", {}).values())
 
 
 def _census(found: Mapping[str, Any]) -> Html:

@@ -68,6 +68,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T[,T…]",
         help=f"dtypes, such as float16, bool, complex64; {','.join(DTYPES)} if not given",
     )
+    add(
+        "--ways",
+        metavar="WAY[,WAY…]",
+        help=f"how else to call what passes: {','.join(table.WAYS)} (all if not given), or none",
+    )
     add("--samples", type=int, default=1, metavar="N", help="samples of each entry (default 1)")
     add("--only", metavar="REGEX", help="only entries whose whole name matches")
     add(
@@ -115,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     started, clock = datetime.now(UTC), time.monotonic()
     dtypes = _dtypes(options.dtype)
-    targets = _targets(options)
+    targets, ways = _targets(options), _ways(options.ways)
     if options.samples < 1 or (options.jobs is not None and options.jobs < 1):
         raise CannotError("--samples and --jobs are 1 or more")
     only = _pattern(options.only)
@@ -136,6 +141,7 @@ def _run(options: argparse.Namespace) -> int:
         "host": {"cores": cores, "machine": os.uname().machine},
         "settings": {
             "dtypes": dtypes,
+            "ways": ways,
             "samples": options.samples,
             "only": options.only,
             "targets": targets,
@@ -179,22 +185,26 @@ def _audit(
         operators[entry["op"]] = {}
         for dtype in dtypes:
             if dtype in entry["dtypes"]:
-                tasks.append({"op": entry["op"], "dtype": dtype})
+                tasks.append({"op": entry["op"], "dtype": dtype, "way": table.FORWARD})
             operators[entry["op"]][dtype] = {
                 "status": table.NOT_RUN,
                 "detail": f"PyTorch itself has it not for {dtype}",
             }
     limits, known = table.limits(), table.known()
     exercised: set[str] = set()
+    doing = tasks
 
     def done(number: int, end: crew.Ended) -> None:
-        task = tasks[number]
-        finding = vars(end)
-        cell = table.judge(task["op"], task["dtype"], finding, limits, known)
-        operators[task["op"]][task["dtype"]] = cell
+        op, dtype, way = (doing[number][key] for key in ("op", "dtype", "way"))
+        cell = table.judge((op, dtype, way), vars(end), limits, known)
+        if way == table.FORWARD:
+            operators[op][dtype] = cell
+        else:
+            operators[op][dtype][way] = cell
         if cell["status"] == table.PASSES and end.value is not None:
             exercised.update(end.value["overloads"])
-        say.count("running", task["op"], len(tasks))
+        what = "running" if way == table.FORWARD else "gradients, out= and in place:"
+        say.count(what, op, len(doing))
 
     clock = time.monotonic()
     workers = crew.Crew(
@@ -205,10 +215,30 @@ def _audit(
         env=_SIMULATED,
     )
     workers.do(tasks, done)
+    doing = _further(entries, operators, found["settings"]["ways"])
+    say.restart()
+    workers.do(doing, done)
     found["exercised"] = table.exercised(exercised, found["census"])
     found["seconds"]["audit"] = round(time.monotonic() - clock, 3)
     found["restarts"] = workers.restarts
     found["peak_memory_bytes"] = max(found["peak_memory_bytes"], workers.peak_memory_bytes)
+
+
+def _further(
+    entries: list[dict[str, Any]], operators: dict[str, Any], ways: Sequence[str]
+) -> list[dict[str, str]]:
+    """The tasks for the further ways of what passes; the others get a cell that says so."""
+    tasks = []
+    for entry in entries:
+        for dtype, cell in operators[entry["op"]].items():
+            for way in ways:
+                if dtype not in entry["ways"][way]:
+                    continue
+                if cell["status"] == table.PASSES:
+                    tasks.append({"op": entry["op"], "dtype": dtype, "way": way})
+                else:
+                    cell[way] = {"status": table.NOT_RUN, "detail": "its forward does not pass"}
+    return tasks
 
 
 def _compile(found: dict[str, Any], folder: Path, jobs: int, say: _Say) -> None:
@@ -237,7 +267,7 @@ def _compile(found: dict[str, Any], folder: Path, jobs: int, say: _Say) -> None:
     found["seconds"]["compile"] = round(time.monotonic() - clock, 3)
     found["restarts"] += workers.restarts
     found["peak_memory_bytes"] = max(found["peak_memory_bytes"], workers.peak_memory_bytes)
-    cells = (cell for cells in found["operators"].values() for cell in cells.values())
+    cells = (cell for cells in found["operators"].values() for _, _, cell in table.each(cells))
     table.join_compiles(cells, found["programs"], targets)
 
 
@@ -245,7 +275,11 @@ def _finish(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
     limits, known = table.limits(), table.known()
     names = [one["op"] for one in entries]
     found["stale"] = table.stale(found["operators"], limits, known, names)
-    found["counts"] = table.counts(found["operators"], found["settings"]["dtypes"])
+    settings = found["settings"]
+    found["counts"] = table.counts(found["operators"], settings["dtypes"])
+    found["counts_of_ways"] = {
+        way: table.counts(found["operators"], settings["dtypes"], way) for way in settings["ways"]
+    }
     found["compiled"] = table.compiled(found["programs"], found["settings"]["targets"])
     found["disagreements"] = table.disagreements(found["operators"], found["census"])
     found["problems"] = table.problems(found)
@@ -283,6 +317,16 @@ def _targets(options: argparse.Namespace) -> list[str]:
         if not _TARGET.fullmatch(target):
             raise CannotError(f"{target!r} is not a topology; v6e:2x2 is one")
     return list(dict.fromkeys(named))
+
+
+def _ways(text: str | None) -> list[str]:
+    if text == "none":
+        return []
+    named = list(table.WAYS) if text is None else [name for name in text.split(",") if name]
+    for name in named:
+        if name not in table.WAYS:
+            raise CannotError(f"{name!r} is no way; {', '.join(table.WAYS)} are, or none")
+    return [name for name in table.WAYS if name in named]
 
 
 def _pattern(text: str | None) -> re.Pattern[str]:
@@ -412,6 +456,10 @@ def print_table(found: Mapping[str, Any], stream: TextIO) -> None:
     say(f"{'':<10}" + "".join(f"{status:>17}" for status in table.STATUSES))
     for dtype, counts in found["counts"].items():
         say(f"{dtype:<10}" + "".join(f"{counts[status]:>17}" for status in table.STATUSES))
+    for way, by_dtype in found["counts_of_ways"].items():
+        say(way)
+        for dtype, counts in by_dtype.items():
+            say(f"  {dtype:<8}" + "".join(f"{counts[status]:>17}" for status in table.STATUSES))
     for target, counts in found["compiled"].items():
         words = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
         say(f"programs for {target}: {words or 'none'}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ REFUSED = "refused"
 NOTHING = "nothing to compile"
 COMPILES = (YES, REFUSED, ERROR, NOTHING, NOT_RUN)
 
+FORWARD = "forward"
+WAYS = ("gradient", "out", "inplace")
+"""The further ways of calling an operator; a cell has each under its name, if its entry does."""
+
 _UNSUPPORTED = re.compile(
     r"^NotImplementedError: |is not implemented for TPU|not yet support"
     r"|expected the dtype of the input tensor to be neither"
@@ -49,28 +53,32 @@ class Listed:
         match: What the message must contain, a regular expression.
         ops: OpInfo entries.
         dtypes: The dtypes it is known for; all if empty.
+        way: How the operator is called: ``forward``, ``gradient``, ``out`` or ``inplace``.
     """
 
     reason: str
     match: str
     ops: frozenset[str]
     dtypes: frozenset[str]
+    way: str = FORWARD
 
-    def names(self, op: str, dtype: str) -> bool:
+    def names(self, op: str, dtype: str, way: str = FORWARD) -> bool:
         """Whether it speaks of an operator with a dtype.
 
         Args:
             op: OpInfo entry.
             dtype: Such as ``float32``.
+            way: How it is called.
         """
-        return op in self.ops and (not self.dtypes or dtype in self.dtypes)
+        return op in self.ops and way == self.way and (not self.dtypes or dtype in self.dtypes)
 
 
 def read_listed(path: Path) -> list[Listed]:
     """Read a file of known failures.
 
     Args:
-        path: TOML with tables ``[[listed]]`` of ``reason``, ``match``, ``ops`` and ``dtypes``.
+        path: TOML with tables ``[[listed]]`` of ``reason``, ``match``, ``ops``, ``dtypes`` and
+            ``way``.
 
     Returns:
         Them.
@@ -82,12 +90,15 @@ def read_listed(path: Path) -> list[Listed]:
     found = []
     for number, entry in enumerate(tomllib.loads(path.read_text(encoding="utf-8"))["listed"], 1):
         where = f"{path.name}, entry {number}"
-        unknown = set(entry) - {"reason", "match", "ops", "dtypes"}
+        unknown = set(entry) - {"reason", "match", "ops", "dtypes", "way"}
         if unknown or not all(entry.get(key) for key in ("reason", "match", "ops")):
-            raise ValueError(f"{where}: it has reason, match and ops, and may have dtypes")
+            raise ValueError(f"{where}: it has reason, match and ops, and may have dtypes and way")
+        way = entry.get("way", FORWARD)
+        if way not in (FORWARD, *WAYS):
+            raise ValueError(f"{where}: there is no way {way}; there are {FORWARD}, {WAYS}")
         re.compile(entry["match"])
         ops, dtypes = frozenset(entry["ops"]), frozenset(entry.get("dtypes", ()))
-        found.append(Listed(entry["reason"], entry["match"], ops, dtypes))
+        found.append(Listed(entry["reason"], entry["match"], ops, dtypes, way))
     return found
 
 
@@ -102,8 +113,7 @@ def known() -> list[Listed]:
 
 
 def judge(
-    op: str,
-    dtype: str,
+    called: tuple[str, str, str],
     finding: Mapping[str, Any],
     limits: Sequence[Listed],
     known: Sequence[Listed],
@@ -111,8 +121,7 @@ def judge(
     """One cell of the table, from what a worker found.
 
     Args:
-        op: OpInfo entry.
-        dtype: Such as ``float32``.
+        called: OpInfo entry, dtype and way.
         finding: ``kind`` and ``message`` of :class:`smoke.operators.crew.Ended`, and the worker's
             value, if there is one, under ``value``.
         limits: Known limits of the simulator.
@@ -132,7 +141,7 @@ def judge(
     elif outcome == "no reference":
         cell["status"] = NOT_RUN
     else:
-        limit = _listed(limits, op, dtype, message)
+        limit = _listed(limits, called, message)
         if limit is not None:
             cell |= {"status": LIMIT, "detail": f"{limit.reason}\n{message}".strip()}
         elif outcome == "differs":
@@ -142,7 +151,7 @@ def judge(
             if missing := sorted(set(_OVERLOAD.findall(message))):
                 cell["missing"] = missing[:1]
         if cell["status"] in (ERROR, DIFFERS):
-            one = _listed(known, op, dtype, message)
+            one = _listed(known, called, message)
             if one is not None:
                 cell["known"] = one.reason
     if cell["status"] == PASSES and not value.get("values", True):
@@ -158,9 +167,9 @@ def judge(
     return cell
 
 
-def _listed(listed: Iterable[Listed], op: str, dtype: str, message: str) -> Listed | None:
+def _listed(listed: Iterable[Listed], called: tuple[str, str, str], message: str) -> Listed | None:
     for one in listed:
-        if one.names(op, dtype) and re.search(one.match, message):
+        if one.names(*called) and re.search(one.match, message):
             return one
     return None
 
@@ -189,10 +198,37 @@ def stale(
                 if op not in there:
                     now = "PyTorch has no such entry"
                     found.append(_stale(op, "", file, one.reason, now))
-                for dtype, cell in operators.get(op, {}).items():
-                    if one.names(op, dtype) and cell["status"] == PASSES:
-                        found.append(_stale(op, dtype, file, one.reason, "it passes"))
+                for dtype, way, cell in each(operators.get(op, {})):
+                    if one.names(op, dtype, way) and cell["status"] == PASSES:
+                        what = said(dtype, way)
+                        found.append(_stale(op, what, file, one.reason, "it passes"))
     return found
+
+
+def each(cells: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """An operator's cells, and within them those of its further ways.
+
+    Args:
+        cells: Dtype to cell.
+
+    Yields:
+        Dtype, way and cell.
+    """
+    for dtype, cell in cells.items():
+        yield dtype, FORWARD, cell
+        for way in WAYS:
+            if way in cell:
+                yield dtype, way, cell[way]
+
+
+def said(dtype: str, way: str) -> str:
+    """A dtype and a way, for people.
+
+    Args:
+        dtype: Such as ``float32``.
+        way: How the operator is called.
+    """
+    return dtype if way == FORWARD else f"{dtype} {way}"
 
 
 def _stale(op: str, dtype: str, file: str, reason: str, now: str) -> dict[str, str]:
@@ -216,17 +252,17 @@ def join_compiles(
             continue
         cell["compiles"] = {}
         for target in targets:
-            each = [programs.get(name, {}).get(target) for name in cell["programs"]]
-            cell["compiles"][target] = _worst(each, cell["status"] == PASSES)
+            those = [programs.get(name, {}).get(target) for name in cell["programs"]]
+            cell["compiles"][target] = _worst(those, cell["status"] == PASSES)
 
 
-def _worst(each: Sequence[Mapping[str, Any] | None], whole: bool) -> dict[str, str]:
-    if not each and not whole:
+def _worst(those: Sequence[Mapping[str, Any] | None], whole: bool) -> dict[str, str]:
+    if not those and not whole:
         return {"status": NOT_RUN, "detail": "it came to no program"}
-    if not each:
+    if not those:
         return {"status": NOTHING}
     for status in (REFUSED, ERROR, NOT_RUN):
-        for one in each:
+        for one in those:
             if (one or {"status": NOT_RUN})["status"] == status:
                 detail = (one or {}).get("detail")
                 return {"status": status, **({"detail": str(detail)} if detail else {})}
@@ -234,21 +270,25 @@ def _worst(each: Sequence[Mapping[str, Any] | None], whole: bool) -> dict[str, s
 
 
 def counts(
-    operators: Mapping[str, Mapping[str, Mapping[str, Any]]], dtypes: Sequence[str]
+    operators: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    dtypes: Sequence[str],
+    way: str = FORWARD,
 ) -> dict[str, dict[str, int]]:
     """Cells by dtype and status.
 
     Args:
         operators: Name to dtype to cell.
         dtypes: The columns.
+        way: How the operators are called; those that cannot be called so are not counted.
 
     Returns:
         Dtype to status to number; every status is there.
     """
     made = {dtype: dict.fromkeys(STATUSES, 0) for dtype in dtypes}
     for cells in operators.values():
-        for dtype, cell in cells.items():
-            made[dtype][cell["status"]] += 1
+        for dtype, of, cell in each(cells):
+            if of == way:
+                made[dtype][cell["status"]] += 1
     return made
 
 
@@ -265,9 +305,9 @@ def compiled(
         Target to status to number.
     """
     made = {target: dict.fromkeys((YES, REFUSED, ERROR, NOT_RUN), 0) for target in targets}
-    for each in programs.values():
+    for told in programs.values():
         for target in targets:
-            made[target][each.get(target, {"status": NOT_RUN})["status"]] += 1
+            made[target][told.get(target, {"status": NOT_RUN})["status"]] += 1
     return made
 
 
@@ -306,7 +346,7 @@ def disagreements(
     return [
         {"op": op, "dtype": dtype, "overload": f"aten::{name}", "census": served[name]}
         for op, cells in operators.items()
-        for dtype, cell in cells.items()
+        for dtype, _, cell in each(cells)
         for name in cell.get("missing", ())
         if name in served
     ]
@@ -323,13 +363,14 @@ def problems(table: Mapping[str, Any]) -> list[dict[str, str]]:
     """
     found = []
     for op, cells in table["operators"].items():
-        for dtype, cell in cells.items():
+        for dtype, way, cell in each(cells):
+            where = said(dtype, way)
             if cell["status"] in (ERROR, DIFFERS) and "known" not in cell:
-                found.append(_problem(op, dtype, cell["status"], cell["detail"]))
+                found.append(_problem(op, where, cell["status"], cell["detail"]))
             for target, one in cell.get("compiles", {}).items():
                 if one["status"] in (REFUSED, ERROR):
                     what = f"libtpu for {target}: {one['status']}"
-                    found.append(_problem(op, dtype, what, one.get("detail", "")))
+                    found.append(_problem(op, where, what, one.get("detail", "")))
     for one in table["stale"]:
         what = f"no longer true in {one['file']}"
         found.append(_problem(one["op"], one["dtype"], what, f"{one['now']}: {one['reason']}"))
@@ -417,6 +458,9 @@ def _compare_cell(
     if words[0] != words[1]:
         kind = "lost" if words[0] == PASSES else "gained" if words[1] == PASSES else "changed"
         made[kind].append(_change("runs", op, dtype, words, second.get("detail")))
+    for way in WAYS:
+        if way in first and way in second:
+            _compare_cell(op, said(dtype, way), first[way], second[way], made)
     then, there = first.get("compiles", {}), second.get("compiles", {})
     for target in sorted(then.keys() & there.keys()):
         pair = (then[target]["status"], there[target]["status"])

@@ -20,7 +20,7 @@ def judged(
 ) -> dict[str, Any]:
     value = {"outcome": outcome, "message": message, "samples": 1, "values": True, **more}
     finding = {"kind": "done", "message": "", "value": value, "seconds": 0.1}
-    return table.judge(op, dtype, finding, LIMITS, KNOWN)
+    return table.judge((op, dtype, "forward"), finding, LIMITS, KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_known_error_stays_an_error_and_says_that_it_is_known() -> None:
 )
 def test_a_task_without_a_value(kind: str, status: str) -> None:
     finding = {"kind": kind, "message": "ended", "value": None, "seconds": 2.0, "again": True}
-    cell = table.judge("add", "float32", finding, LIMITS, KNOWN)
+    cell = table.judge(("add", "float32", "forward"), finding, LIMITS, KNOWN)
     assert cell["status"] == status
     assert cell["detail"].startswith("ended")
 
@@ -76,7 +76,10 @@ def test_a_task_without_a_value(kind: str, status: str) -> None:
 def test_a_crash_can_be_a_limit_of_the_simulator() -> None:
     message = "the process was ended by SIGABRT: vhlo.composite"
     finding = {"kind": "signal", "message": message, "value": None, "seconds": 2.0}
-    assert table.judge("cumsum", "int8", finding, LIMITS, KNOWN)["status"] == "simulator limit"
+    assert (
+        table.judge(("cumsum", "int8", "forward"), finding, LIMITS, KNOWN)["status"]
+        == "simulator limit"
+    )
 
 
 def test_without_values_the_cell_says_so() -> None:

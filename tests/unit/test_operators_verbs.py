@@ -36,7 +36,14 @@ def operators(*words: str | Path, **variables: str) -> subprocess.CompletedProce
 def document(exit_code: int = 0) -> dict[str, Any]:
     """A whole table of three operators."""
     cells: dict[str, dict[str, Any]] = {
-        "add": {"status": "passes", "detail": "", "samples": 1, "programs": ["aa"]},
+        "add": {
+            "status": "passes",
+            "detail": "",
+            "samples": 1,
+            "programs": ["aa"],
+            "gradient": {"status": "differs", "detail": "by 7", "known": "odd", "programs": []},
+            "out": {"status": "not run", "detail": "its forward does not pass"},
+        },
         "eig": {"status": "unsupported", "detail": "aten::eig <is not> there", "programs": []},
         "pad": {"status": "error", "detail": "exceeds", "known": "a defect", "programs": []},
     }
@@ -48,6 +55,7 @@ def document(exit_code: int = 0) -> dict[str, Any]:
         "host": {"cores": 2, "machine": "x86_64"},
         "settings": {
             "dtypes": ["float32"],
+            "ways": ["gradient", "out", "inplace"],
             "samples": 1,
             "only": None,
             "targets": ["v6e:2x2"],
@@ -78,6 +86,9 @@ def document(exit_code: int = 0) -> dict[str, Any]:
     }
     table.join_compiles(cells.values(), made["programs"], ["v6e:2x2"])
     made["counts"] = table.counts(made["operators"], ["float32"])
+    made["counts_of_ways"] = {
+        way: table.counts(made["operators"], ["float32"], way) for way in table.WAYS
+    }
     made["compiled"] = table.compiled(made["programs"], ["v6e:2x2"])
     made["exercised"] = table.exercised(["add.Tensor"], made["census"])
     made["disagreements"] = table.disagreements(made["operators"], made["census"])

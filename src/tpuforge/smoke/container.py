@@ -440,22 +440,27 @@ def _load(engine: Engine, subject: Subject, layout: Path, progress: Progress) ->
             exit_code=Exit.FAULT,
         ) from error
     read, write = os.pipe()
+    lost: list[OSError] = []
 
     def feed() -> None:
         # the client may end early; its own message says why
-        with (
-            contextlib.suppress(BrokenPipeError),
-            os.fdopen(write, "wb") as pipe,
-            tarfile.open(mode="w|", fileobj=pipe) as tar,
-        ):
-            for name, data in extra.items():
-                entry = tarfile.TarInfo(name)
-                entry.size = len(data)
-                tar.addfile(entry, io.BytesIO(data))
-            for name in members:
-                path = layout / name
-                tar.add(path, name, recursive=False)
-                progress.advance(path.stat().st_size)
+        try:
+            with (
+                contextlib.suppress(BrokenPipeError),
+                os.fdopen(write, "wb") as pipe,
+                tarfile.open(mode="w|", fileobj=pipe) as tar,
+            ):
+                for name, data in extra.items():
+                    entry = tarfile.TarInfo(name)
+                    entry.size = len(data)
+                    tar.addfile(entry, io.BytesIO(data))
+                for name in members:
+                    path = layout / name
+                    tar.add(path, name, recursive=False)
+                    progress.advance(path.stat().st_size)
+        except OSError as error:
+            # handed to the thread that waits: another bake may have replaced the layout
+            lost.append(error)
 
     feeder = threading.Thread(target=feed, daemon=True)
     with progress.step(f"loading {subject.reference} into the engine", total):
@@ -465,9 +470,16 @@ def _load(engine: Engine, subject: Subject, layout: Path, progress: Progress) ->
         finally:
             os.close(read)
             feeder.join(timeout=30)
-    if done.code != 0:
+    if lost or done.code != 0:
         # containerd's store names an image before it has all of it, and would be believed next time
         engine.call("rmi", subject.reference, check=False)
+    if lost:
+        raise ForgeError(
+            f"the layout of {subject.reference} was lost while it was read: {lost[0]}",
+            expected=f"{layout}, and nobody who replaces or removes it meanwhile",
+            mend="./forge bake, then the same command again",
+        ) from lost[0]
+    if done.code != 0:
         raise ForgeError(
             f"the engine does not take {subject.reference}\n{done.tail}",
             expected="an engine with space that loads an OCI layout",

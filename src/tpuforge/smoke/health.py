@@ -42,12 +42,18 @@ class _Choice:
         targets: Topologies; the suite's own if empty.
         keywords: pytest's ``-k``.
         markers: pytest's ``-m``.
+        full: Whether the slow programs of the corpus are compiled as well.
     """
 
     tiers: tuple[str, ...]
     targets: tuple[str, ...]
     keywords: str
     markers: str
+    full: bool
+
+    @property
+    def corpus(self) -> str:
+        return "full" if self.full else "default"
 
     @property
     def simulates(self) -> bool:
@@ -122,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="TOPOLOGY",
         help="compile for this TPU, such as v6e:2x2; again for more",
+    )
+    made.add_argument(
+        "--corpus",
+        choices=("default", "full"),
+        default="default",
+        help="programs to compile; full adds the slow ones",
     )
     made.add_argument(
         "-k", dest="keywords", default="", metavar="EXPR", help="only checks whose name matches"
@@ -225,6 +237,7 @@ def _smoke(
         tuple(options.target),
         options.keywords.strip(),
         options.markers.strip(),
+        options.corpus == "full",
     )
     if options.jobs is not None and options.jobs < 1:
         raise ForgeError(
@@ -255,6 +268,7 @@ def _smoke(
                 "targets": list(choice.targets),
                 "keywords": choice.keywords,
                 "markers": choice.markers,
+                "corpus": choice.corpus,
             },
             started.isoformat(timespec="seconds"),
             time.monotonic() - clock,
@@ -276,6 +290,7 @@ def _inputs(subject: container.Subject, choice: _Choice) -> dict[str, str]:
         "the choice of tiers": ",".join(choice.tiers),
         "the choice of targets": ",".join(choice.targets),
         "the choice of checks": f"{choice.keywords}\n{choice.markers}".strip(),
+        "the choice of programs": choice.corpus,
         "the limits of a run": f"{LIMIT_S:.0f} s, {container.MEMORY}",
     }
 
@@ -445,6 +460,8 @@ def _command(tiers: Sequence[str], choice: _Choice, stem: str) -> list[str]:
     words = ["health", "--tier", ",".join(tiers)]
     for target in choice.targets:
         words += ["--target", target]
+    if choice.full:
+        words += ["--corpus", choice.corpus]
     if choice.keywords:
         words += ["-k", choice.keywords]
     if choice.markers:
