@@ -37,7 +37,7 @@ def checkers(files: Sequence[Path]) -> dict[str, list[str]]:
     shell = [
         str(p) for p in files if _first_line(p).startswith(("#!/bin/sh", "#!/usr/bin/env bash"))
     ]
-    docker = [str(path) for path in files if path.name.startswith("Dockerfile")]
+    docker = [str(p) for p in files if p.name.startswith("Dockerfile") or p.suffix == ".Dockerfile"]
     commands = {
         "ruff check": [str(tools / "ruff"), "check", *python],
         "ruff format": [str(tools / "ruff"), "format", "--check", *python],
