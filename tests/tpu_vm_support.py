@@ -83,7 +83,7 @@ def host(root: Path, generation: str = "v6e", count: int = 1, *, driver: str = "
     if driver == "vfio":
         node(root, "dev/vfio/vfio")
     put(root, "proc/self/limits", "Max locked memory         67108864      67108864      bytes\n")
-    put(root, "proc/self/status", "Name:\tpython\nCapBnd:\t000001ffffffffff\n")
+    put(root, "proc/1/status", "Name:\tpython\nCapBnd:\t000001ffffffffff\n")
     put(root, "proc/meminfo", f"MemTotal:       {180 << 20} kB\nMemFree: 1 kB\n")
     put(root, "proc/net/if_inet6", f"{'0' * 31}1 01 80 10 80       lo\n")
     put(root, "sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never\n")

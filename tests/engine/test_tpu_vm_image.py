@@ -46,9 +46,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # the device of /dev/null: the simulated chip is never opened
         os.mknod(root / "dev/vfio" / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         (root / "dev/vfio" / name).chmod(0o666)
-    for name in ("limits", "status"):
-        # what this machine lets its engine do
-        put(root, f"proc/self/{name}", Path("/proc/self", name).read_text())
+    # what this machine lets its engine do
+    for name in ("self/limits", "1/status"):
+        put(root, f"proc/{name}", Path("/proc", name).read_text())
     return root
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -255,7 +256,7 @@ def test_locked_memory(
 ) -> None:
     root = host(tmp_path / "host")
     put(root, "proc/self/limits", _limits(hard))
-    put(root, "proc/self/status", f"CapBnd:\t{bound}\n")
+    put(root, "proc/1/status", f"CapBnd:\t{bound}\n")
     check = tpu_run.check_memlock(Host(root), rootless)
     assert check.status == status
     assert says in check.found
@@ -423,3 +424,18 @@ def test_the_cache_belongs_to_the_user_of_the_container(tmp_path: Path) -> None:
     blocked = tpu_run.make_cache(tmp_path / "file" / "c", user, group)
     assert blocked.status == "warning"
     assert "compiled again" in blocked.found
+
+
+def test_the_page_knows_every_option_and_every_check() -> None:
+    page = (FOLDER.parents[1] / "docs" / "tpu-vm.md").read_text(encoding="utf-8")
+    code = (FOLDER / "tpu-run").read_text(encoding="utf-8")
+    options = set(re.findall(r'"(--[a-z-]+)"', code)) - {
+        # those of docker and cosign
+        *("--rm", "--init", "--quiet", "--format", "--ulimit"),
+        *("--certificate-identity", "--certificate-oidc-issuer"),
+    }
+    assert len(options) > 20
+    assert {option for option in options if not re.search(rf"{option}[`\\ ,]", page)} == set()
+    checks = set(re.findall(r'Check\(\s*"([a-z0-9]+)"', code))
+    assert len(checks) == 13
+    assert {check for check in checks if f"| `{check}` |" not in page} == set()
