@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from bake_support import Image
+from bake_support import Image, result
 
 HARDENED = (
     *("--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL"),
@@ -176,6 +176,46 @@ def test_a_slot_is_warm_in_the_next_run_and_never_shared(
     image.engine.run("kill", first)
     assert say(image, SLOT, mount) == (taken, "")
     assert say(image, SLOT, mount, "--user=4321:4321") == (other, "")
+
+
+COUNTED = """
+import getpass, os, tempfile
+import torch
+assert getpass.getuser() and os.getuid() == 4321
+tempfile.TemporaryFile().close()
+for rows in range(1, 5):
+    x = torch.arange(rows * 3.0).reshape(rows, 3)
+    found = (x.to("tpu") @ x.T.to("tpu")).tanh().sum(dim=0).cpu()
+    assert torch.allclose(found, (x @ x.T).tanh().sum(dim=0), rtol=1e-4, atol=1e-4)
+stats = torch.tpu._get_cache_stats()
+print("counted", stats.num_cache_reqs, stats.num_compilations)
+"""
+
+
+def test_the_next_run_finds_what_this_one_compiled(image: Image, volume: str) -> None:
+    """As any user, with no rights and no network; the simulated chip is not told to the entrypoint.
+
+    The CPU plugin cannot load all that it kept, so a few programs are compiled again.
+    """
+    folder = result("tpuforge.smoke.simulator")["folder"]
+    options = ["--user=4321:4321", f"--volume={volume}:/cache", "--env=TF_CPP_MIN_LOG_LEVEL=3"]
+    for source, target in (
+        ("", "/opt/simulator"),
+        ("/pci", "/sys/bus/pci/devices"),
+        ("/vfio", "/dev/vfio/7"),
+    ):
+        options.append(f"--mount=type=bind,source={folder}{source},target={target},readonly")
+    options.append("--env=TPU_LIBRARY_PATH=/opt/simulator/wrapper.so")
+    counts = []
+    for _ in range(2):
+        words = ["run", "--rm", *HARDENED, *options, image.name, "python", "-c", COUNTED]
+        done = image.engine.run(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (line,) = [one for one in done.stdout.splitlines() if one.startswith("counted")]
+        counts.append([int(word) for word in line.split()[1:]])
+    (asked, compiled), (asked_again, compiled_again) = counts
+    assert asked == compiled == asked_again
+    assert compiled_again < compiled / 2, counts
 
 
 def test_a_slot_is_held_as_long_as_any_process_of_the_run(image: Image, volume: str) -> None:
