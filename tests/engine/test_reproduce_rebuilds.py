@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import io
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ from reproduce_support import image as small_image
 from reproduce_support import layer, put
 from tpuforge.console import Progress
 from tpuforge.images import layout as oci
+from tpuforge.images import published, reproduce
+from tpuforge.images.choice import choose, recipe
 from tpuforge.images.registry import Reference, Registry
+from tpuforge.pins import load
 
 REPRODUCE = "tpuforge.images.reproduce"
 
@@ -168,3 +173,51 @@ def test_an_image_that_nothing_here_can_make_is_refused(
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stderr
     assert "mend:" in done.stderr
+
+
+def test_without_a_finished_image_it_is_baked_from_nothing(
+    shelf: RealRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All inputs agree, so a bake decides; here it is one that gives a small image."""
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+    base = f"sha256:{'0' * 64}"
+    monkeypatch.setattr(published, "ensure_base", lambda *_, **__: {"manifest_digest": base})
+    monkeypatch.setattr(reproduce, "ensure_engine", lambda progress: {})
+    pins = load()
+    target = choose(argparse.Namespace(image=None, python=None, flavour=None), pins)
+    labels = {
+        "io.tpuforge.image": target.image,
+        "io.tpuforge.python": target.python,
+        "io.tpuforge.flavour": target.flavour,
+        "org.opencontainers.image.base.digest": base,
+        "org.opencontainers.image.version": target.name.rpartition(":")[2],
+        **recipe(target).labels(target, recipe(target).read_inputs(target, pins), pins),
+    }
+    epoch = datetime.fromtimestamp(pins.epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def make(folder: Path, content: bytes) -> Path:
+        return small_image(folder, layer({"opt/x": content}), labels=labels, created=epoch)
+
+    def rebuild(
+        target: object, top: Path, *_: object
+    ) -> tuple[reproduce.Way, dict[str, str], float]:
+        make(top / "again" / "images" / "runtime-py311" / "oci", b"1")
+        return reproduce.Way("again", "077", ROOT, {}, (), ()), {}, 1.0
+
+    monkeypatch.setattr(reproduce, "rebuild", rebuild)
+    said = tmp_path / "out" / "results" / "reproduce.json"
+    for name, content, code in (("same", b"1", 0), ("another", b"2", 1)):
+        reference = publish(shelf, make(tmp_path / name, content), f"rebuilt/{name}")
+        assert reproduce.main(["--against", reference]) == code, said.read_text()
+        data = json.loads(said.read_text())["data"]
+        assert data["other_inputs"] == []
+        assert (data["own"] == data["published"]) == (code == 0)
+    assert "opt/x: content" in data["differences"][0]
+    assert data["looked_into"][0] == "opt/x: differs from line 1 on: '2' and '1'"
+
+    # the epoch is in no label: the time of the config tells it
+    when = "2020-01-01T00:00:00Z"
+    older = small_image(tmp_path / "older", layer({"opt/x": b"1"}), labels=labels, created=when)
+    assert reproduce.main(["--against", publish(shelf, older, "rebuilt/older")]) == 1
+    (line,) = json.loads(said.read_text())["data"]["other_inputs"]
+    assert line.startswith(f"the epoch: {when} there, ")
