@@ -134,6 +134,15 @@ def test_every_manifest_is_valid_and_says_what_it_should() -> None:
             if len(documents) == 2:
                 assert documents[0]["spec"]["selector"] == {"job-name": "tpu"}
                 assert pod["subdomain"] == documents[0]["metadata"]["name"]
+    root = made("job", "v6e", "2x2", "--as-root")
+    files.append((text_of(root), root))
+    pod = root[0]["spec"]["template"]["spec"]
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (
+        0,
+        False,
+    )
+    rights = pod["containers"][0]["securityContext"]["capabilities"]
+    assert rights == {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}
     assert judge(files) == []
 
 

@@ -176,6 +176,15 @@ def test_a_tag_runs_by_the_digest_that_it_has_just_now(root: Path, quick: Path) 
     assert (done.returncode, never.asked) == (2, [])
 
 
+def test_a_dry_run_without_docker_has_its_line_and_says_so(root: Path, quick: Path) -> None:
+    words = ("--dry-run", "--no-cache", "--docker", "no-such-docker", IMAGE, "true")
+    done = run(*words, root=root, clients=Clients(quick))
+    assert done.returncode == 2
+    assert "there is no no-such-docker on PATH" in done.stderr
+    assert done.stdout.startswith("no-such-docker run --rm --net=host")
+    assert done.stdout.endswith(f"{IMAGE} true\n")
+
+
 def test_an_engine_that_gives_another_digest_is_not_believed(root: Path, quick: Path) -> None:
     other = f"sha256:{'e' * 64}"
     clients = Clients(quick, digest=other)

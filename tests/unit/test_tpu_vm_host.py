@@ -175,21 +175,46 @@ def test_who_holds_a_chip_is_named(tmp_path: Path) -> None:
     assert "sudo tpu-run --check" in tpu_run.check_busy(Host(root), found).remedy
 
 
-def test_a_chip_that_says_busy_is_busy_though_nobody_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (errno.EBUSY, "failed", "/dev/vfio/1 is held by a process that is not shown"),
+        (errno.ENODEV, "failed", "/dev/vfio/1 cannot be opened: No such device"),
+        # "nobody holds it" would be a guess
+        (errno.EACCES, "not run", "whether somebody holds /dev/vfio/1, only root can see"),
+    ],
+)
+def test_a_chip_that_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, status: str, says: str
 ) -> None:
     root = host(tmp_path / "host", count=4)
+    put(root, "proc/43/fd", "a process whose files cannot be seen")
     real = os.open
 
     def refuse(path: Any, *rest: Any) -> int:
         if str(path).endswith("/dev/vfio/1"):
-            raise OSError(errno.EBUSY, "Device or resource busy")
+            raise OSError(error, os.strerror(error))
         return real(path, *rest)
 
     monkeypatch.setattr(os, "open", refuse)
     check = tpu_run.check_busy(Host(root), tpu_run.find_chips(Host(root)))
-    assert check.status == "failed"
-    assert check.found == "/dev/vfio/1 is held by a process that is not shown"
+    assert (check.status, check.found) == (status, says)
+    assert status != "failed" or check.code == 3
+    assert check.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("runtime", "docker.io/runtime"),
+        ("library/runtime", "docker.io/runtime"),
+        ("index.docker.io/tpuforge/runtime", "docker.io/tpuforge/runtime"),
+        ("localhost/runtime", "localhost/runtime"),
+        ("host:5000/library/runtime", "host:5000/library/runtime"),
+    ],
+)
+def test_docker_leaves_its_own_registry_out_of_names(name: str, full: str) -> None:
+    assert tpu_run._full(name) == full
 
 
 @pytest.mark.parametrize(
