@@ -166,8 +166,8 @@ def test_another_package_than_the_base_is_refused(tmp_path: Path) -> None:
     system["var/lib/dpkg/status"] = system["var/lib/dpkg/status"].replace("1.3.4-3", "1.3.4-4")
     toy = make(tmp_path, layers=(system, environment, gone))
     error = toy.about("sbom", code=1)["error"]
-    assert "no mawk 1.3.4-3 amd64" in error["found"]
-    assert "mawk 1.3.4-4 amd64 beside it" in error["found"]
+    assert "its layers lack mawk 1.3.4-3 amd64 of the base's record" in error["found"]
+    assert "and hold mawk 1.3.4-4 amd64 beside it" in error["found"]
 
 
 def test_without_the_record_of_the_base_its_packages_have_no_digest(tmp_path: Path) -> None:
@@ -175,6 +175,42 @@ def test_without_the_record_of_the_base_its_packages_have_no_digest(tmp_path: Pa
     found = toy.about("sbom")
     assert found["data"]["figures"]["without_digest"] == 2
     assert any("no digest is known" in note for note in found["notes"])
+    assert toy.about("verify")["exit_code"] == 0
+
+
+def test_an_image_without_a_system_is_told_file_by_file(tmp_path: Path) -> None:
+    simulator = {"plugin": {"wheel": "xla_cpu_pjrt-0.0.1-py3-none-any.whl", "sha256": "5" * 64}}
+    told = {name: text for name, text in labels().items() if name.startswith("org.open")}
+    del told["org.opencontainers.image.base.digest"]
+    inside = {"simulator.json": json.dumps(simulator), "lib/wrapper.so": "so"}
+    toy = make(tmp_path, layers=(inside,), own_labels={**told, "io.tpuforge.image": "toy"})
+    record = json.loads((toy.folder / "image.json").read_text())
+    (toy.folder / "image.json").write_text(json.dumps({**record, "base_digest": "sha256:77"}))
+    assert toy.about("sbom")["data"]["figures"]["archives"] == 1
+    named = {one["name"]: one for one in toy.document("sbom.cdx.json")["components"]}
+    assert set(named) == {"lib/wrapper.so", "simulator.json", "xla-cpu-pjrt"}
+    assert named["xla-cpu-pjrt"]["hashes"][0]["content"] == "5" * 64
+    materials = toy.document("provenance.json")["predicate"]["buildDefinition"]
+    assert "xla-cpu-pjrt" in {one["name"] for one in materials["resolvedDependencies"]}
+    assert toy.about("verify")["exit_code"] == 0
+
+
+def test_a_standalone_python_is_told_with_its_archive(tmp_path: Path) -> None:
+    toy = make(tmp_path)
+    path = tmp_path / "base" / "bookworm.json"
+    record = json.loads(path.read_text())
+    record["standalone"] = {
+        "name": "cpython",
+        "version": "3.12.14",
+        "file": "cpython.tar.gz",
+        "url": "https://a.example/cpython.tar.gz",
+        "sha256": "6" * 64,
+    }
+    path.write_text(json.dumps(record))
+    toy.about("sbom")
+    named = {one["name"]: one for one in toy.document("sbom.cdx.json")["components"]}
+    assert named["cpython"]["version"] == "3.12.14"
+    assert named["cpython"]["purl"].startswith("pkg:generic/cpython@3.12.14?download_url=https")
     assert toy.about("verify")["exit_code"] == 0
 
 

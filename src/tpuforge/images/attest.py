@@ -132,7 +132,10 @@ def _materials(
         )
     base = str(record.get("base_digest") or "")
     if base:
-        made.append({"name": "base", "digest": {"sha256": base.rpartition(":")[2]}})
+        # files of an image without a system were only gathered on one
+        stands = "org.opencontainers.image.base.digest" in record["labels"]
+        name = "base" if stands else "build base"
+        made.append({"name": name, "digest": {"sha256": base.rpartition(":")[2]}})
     for name in ("lock", "suite"):
         digest = str(record.get(f"{name}_sha256") or "")
         if digest:

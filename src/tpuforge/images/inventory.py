@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from packaging.utils import canonicalize_name
 
@@ -31,6 +31,8 @@ from tpuforge.images import licences
 
 LOCK = "opt/tpuforge/lock.txt"
 FACTS = ("opt/tpuforge/image.json", "simulator.json")
+SYSTEM_LABEL = "io.tpuforge.base.suite"
+"""The label of an image with a system below; one without it holds nothing but files of its own."""
 VENV = "opt/venv"
 """The environment of an image; what else has packages is for its own commands alone."""
 
@@ -163,8 +165,7 @@ def read(
     Raises:
         ForgeError: If a layer is damaged.
     """
-    # an image without a system below holds nothing but files of its own
-    bare = "io.tpuforge.base.suite" not in image.labels
+    bare = SYSTEM_LABEL not in image.labels
     known = {} if known is None else known
     order = sorted(
         {blob for blob in image.layers if blob.digest not in known}, key=lambda blob: -blob.size
@@ -210,13 +211,20 @@ def _take(
         or (doc is not None and doc["copyright"])
     ):
         file = tar.extractfile(entry)
-        found.texts[name] = file.read(_MOST) if file is not None else b""
+        data = file.read(_MOST) if file is not None else b""
+        found.texts[name] = data
+        if bare:
+            # the tar is a stream: what was read is not read again
+            found.digests[name] = _sha256(file, data)
     elif bare or _PROGRAM.fullmatch(name):
-        file = tar.extractfile(entry)
-        digest = hashlib.sha256()
-        while file is not None and (chunk := file.read(1 << 20)):
-            digest.update(chunk)
-        found.digests[name] = digest.hexdigest()
+        found.digests[name] = _sha256(tar.extractfile(entry))
+
+
+def _sha256(file: IO[bytes] | None, start: bytes = b"") -> str:
+    digest = hashlib.sha256(start)
+    while file is not None and (chunk := file.read(1 << 20)):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _joined(layers: Sequence[Layer]) -> Inventory:

@@ -56,6 +56,7 @@ _FORM = {
 }
 # locks of what an image has beside its own: the health suite's packages, and pip
 _OTHER_LOCKS = ("smoke", "tools")
+_MOST = 5
 _CODE = ("attest", "bill", "inventory", "licences", "referrers", "sbom")
 
 
@@ -137,6 +138,9 @@ def _unfit(image: Baked, what: str) -> ForgeError:
 
 def _base_record(image: Baked) -> tuple[Path, dict[str, Any]] | None:
     """The record of the base that an image stands on, found by its digest."""
+    if inventory.SYSTEM_LABEL not in image.image.labels:
+        # a base helped to gather its files, and nothing of it stayed
+        return None
     wanted = image.record.get("base_digest")
     for path in sorted((out_dir() / "base").glob("*.json")):
         record = read_json(path)
@@ -155,11 +159,20 @@ def _deb_digests(
         (one["name"], one["version"], one["arch"]): str(one["sha256"]) for one in base["packages"]
     }
     real = {(deb.name, deb.version, deb.arch) for deb in found.debs}
-    wrong = [f"no {' '.join(one)}" for one in sorted(set(digests) - real)]
-    wrong += [f"{' '.join(one)} beside it" for one in sorted(real - set(digests))]
-    if wrong:
-        raise _unfit(image, f"its layers hold, of what the base's record names, {wrong}")
+    missing, strange = sorted(set(digests) - real), sorted(real - set(digests))
+    if missing or strange:
+        raise _unfit(
+            image,
+            f"its layers lack {_some(missing)} of the base's record, and hold {_some(strange)} "
+            "beside it",
+        )
     return digests
+
+
+def _some(packages: Sequence[tuple[str, str, str]]) -> str:
+    """Packages for an error: a few of them, and how many more."""
+    more = f" and {len(packages) - _MOST} more" if len(packages) > _MOST else ""
+    return ", ".join(" ".join(one) for one in packages[:_MOST]) + more or "nothing"
 
 
 def subject_of(image: Baked, pins: Pins) -> Subject:
