@@ -282,7 +282,7 @@ def test_a_registry_with_a_password_and_a_certificate_of_its_own(
         assert "sesame" not in where.log
 
 
-_VALIDATE = """
+VALIDATE = """
 import json, sys
 from spdx_tools.spdx.parser.json.json_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
@@ -293,8 +293,8 @@ print(json.dumps([one.validation_message for one in validate_full_spdx_document(
 
 def test_the_bill_is_spdx_by_the_library_that_keeps_the_format(signed: Signed) -> None:
     text = (signed.toy.folder / "attestations" / "sbom.spdx.json").read_text()
-    assert json.loads(validators_support.run(_VALIDATE, text)) == []
+    assert json.loads(validators_support.run(VALIDATE, text)) == []
     # it does find fault with what is none
     broken = json.loads(text)
     broken["packages"][1]["licenseDeclared"] = "No Such Licence"
-    assert json.loads(validators_support.run(_VALIDATE, json.dumps(broken)))
+    assert json.loads(validators_support.run(VALIDATE, json.dumps(broken)))

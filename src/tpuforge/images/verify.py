@@ -39,11 +39,19 @@ _LABELS = (
     "org.opencontainers.image.title",
     "org.opencontainers.image.description",
     "org.opencontainers.image.version",
+    "org.opencontainers.image.licenses",
+    "org.opencontainers.image.created",
     "io.tpuforge.image",
 )
 # an image with a system below, and one with wheels, say more
-_SYSTEM_LABELS = ("org.opencontainers.image.base.digest", "io.tpuforge.lock.sha256")
+_SYSTEM_LABELS = (
+    "org.opencontainers.image.base.name",
+    "org.opencontainers.image.base.digest",
+    "io.tpuforge.lock.sha256",
+)
 _WHEEL_LABELS = (
+    "org.opencontainers.image.source",
+    "org.opencontainers.image.revision",
     "io.tpuforge.python",
     "io.tpuforge.flavour",
     "io.tpuforge.suite.sha256",
