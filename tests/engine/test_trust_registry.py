@@ -280,6 +280,8 @@ def test_a_registry_with_a_password_and_a_certificate_of_its_own(
         )
         assert done.returncode == 2, done.stdout + done.stderr
         assert "sesame" not in where.log
+        where.kill()
+        assert "given up after 1 attempts" in both.verify("--tries", "1", code=2)["error"]["found"]
 
 
 VALIDATE = """

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images import attest, bill, cosign, referrers
+from tpuforge.images import attest, bill, cosign, debian, host, referrers
 from tpuforge.images.cosign import Signer
 from tpuforge.images.layout import Blob
 from trust_support import DIGESTS, Toy, files, labels, make
@@ -184,3 +185,48 @@ def test_cosign_gets_no_more_of_the_environment_than_a_key_needs(
     assert "AWS_PROFILE" in environment(Signer(key="awskms:///alias/x"), {})
     assert "VAULT_TOKEN" not in environment(Signer(key="awskms:///alias/x"), {})
     assert "MY_KEY" in environment(Signer(key="env://MY_KEY"), {})
+
+
+@pytest.mark.parametrize("debian_12", [True, False])
+def test_cosign_is_taken_from_debian_where_it_can_be(
+    debian_12: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[str] = []
+    taken: list[str] = []
+    monkeypatch.setattr(host, "which", lambda name: "/usr/bin/cosign" if installed else "")
+    monkeypatch.setattr(host, "can_install", lambda: True)
+    monkeypatch.setattr(host, "apt_install", lambda names, progress: installed.extend(names))
+    monkeypatch.setattr(host, "take_from_next", lambda name, names, progress: taken.extend(names))
+    release = {"ID": "debian", "VERSION_ID": "12" if debian_12 else "13"}
+    monkeypatch.setattr(debian, "os_release", lambda: release)
+    with Progress("test", quiet=True) as progress:
+        assert cosign.program(progress) == "/usr/bin/cosign"
+    assert installed == ["cosign"]
+    assert taken == (["cosign"] if debian_12 else [])
+
+
+def test_without_cosign_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "which", lambda name: "")
+    monkeypatch.setattr(host, "can_install", lambda: False)
+    with Progress("test", quiet=True) as progress, pytest.raises(ForgeError) as caught:
+        cosign.program(progress)
+    assert "apt-get install cosign" in caught.value.mend
+    assert caught.value.exit_code == 2
+
+
+def test_a_run_that_finds_the_disk_full_leaves_nothing_that_is_taken_for_whole(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = referrers.write
+
+    def full(*words: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(referrers, "write", full)
+    path = toy.folder / "attestations" / "provenance.json"
+    path.write_text("{}")
+    assert "No space left" in toy.about("sbom", code=2)["error"]["found"]
+    assert not (toy.folder / "attestations.json").exists()
+    monkeypatch.setattr(referrers, "write", write)
+    assert toy.about("sbom")["status"] == "done"
+    assert toy.about("verify")["exit_code"] == 0
