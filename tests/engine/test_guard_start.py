@@ -81,7 +81,7 @@ TIDIES = (
 def test_stop_ends_a_command_at_once(image: Image, start: Start, options: tuple[str, ...]) -> None:
     name = start("python", "-c", WAITS, options=options)
     begun = time.monotonic()
-    assert image.engine.run("stop", "--time=60", name).returncode == 0
+    assert image.engine.run("stop", "-t", "60", name).returncode == 0
     # the promise is 2 s; the engine itself needs some of it on a busy machine
     assert time.monotonic() - begun < 10
     assert ended(image, name) == 128 + 15
@@ -90,7 +90,7 @@ def test_stop_ends_a_command_at_once(image: Image, start: Start, options: tuple[
 
 def test_a_command_may_end_in_its_own_way(image: Image, start: Start) -> None:
     name = start("python", "-c", TIDIES)
-    image.engine.run("stop", "--time=60", name)
+    image.engine.run("stop", "-t", "60", name)
     assert ended(image, name) == 7
 
 
@@ -108,7 +108,7 @@ def test_what_a_shell_started_gets_the_signal_too(image: Image, start: Start) ->
     shell = 'trap "wait" TERM; python -c "$0" & wait'
     name = start("sh", "-c", shell, program)
     begun = time.monotonic()
-    image.engine.run("stop", "--time=60", name)
+    image.engine.run("stop", "-t", "60", name)
     assert time.monotonic() - begun < 10
     assert "told" in image.engine.run("logs", name).stdout
 
@@ -161,7 +161,7 @@ def test_nothing_is_kept_unless_a_folder_is_mounted(image: Image) -> None:
 
 
 def test_a_slot_is_warm_in_the_next_run_and_never_shared(
-    image: Image, start: Start, volume: str
+    image: Image, volume: str, start: Start
 ) -> None:
     mount = f"--volume={volume}:/cache"
     first = start("sh", "-c", f"{SLOT}; echo ready; exec sleep 600", options=(mount,))
