@@ -6,6 +6,7 @@ unless ``--corpus full`` asks for them.
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 from typing import Any
 
@@ -16,6 +17,10 @@ from smoke.place import Place
 from smoke.plugin import Check
 
 _LIMIT_S = 240.0
+# what a person sets for the compiler is judged once, by compile.flags
+_ENV: dict[str, str | None] = {**pjrt.QUIET, "XLA_FLAGS": None, "LIBTPU_INIT_ARGS": None}
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_SHOWN = 200
 _REBAKE = "pull the image again by its digest, or bake it again"
 _REMEDY = (
     "install the libtpu that the lock names; if the change is wanted, renew the baseline "
@@ -60,9 +65,7 @@ def _bad() -> list[Any]:
 
 def _compile(check: Check, program: programs.Program, target: str, chosen: bool) -> dict[str, Any]:
     topology = program.topology(target)
-    found = check.value(
-        pjrt.compile_program, program.name, topology, timeout=_LIMIT_S, env=pjrt.QUIET
-    )
+    found = check.value(pjrt.compile_program, program.name, topology, timeout=_LIMIT_S, env=_ENV)
     if found["stage"] == "topology":
         words = f"libtpu knows no target {topology}: {found['error']}"
         # a target of a person's own choice says nothing about the image
@@ -106,6 +109,31 @@ def test_compiles(
 
 
 @pytest.mark.check(
+    id="compile.flags",
+    purpose="libtpu compiles with what XLA_FLAGS and LIBTPU_INIT_ARGS of this environment say",
+    severity="critical",
+    remedy="correct or remove the flag that the message names, then unset the variable to see that "
+    "everything else passes",
+)
+def test_flags(check: Check, target: str) -> None:
+    given = {name: value for name in _FLAGS if (value := os.environ.get(name))}
+    check.figures["named"] = sorted(given)
+    if not given:
+        check.detail = "neither is set"
+        return
+    ended = check.isolated(
+        pjrt.compile_program, "small", target, timeout=_LIMIT_S, env={**_ENV, **given}
+    )
+    if ended.kind == "killed":
+        check.cannot(ended.story)
+    said = [f"{name}={value[:_SHOWN]}" for name, value in given.items()]
+    why = ended.story if ended.error is not None else str(ended.value.get("error") or "")
+    done = ended.error is None and ended.value["stage"] == "done"
+    assert done, f"with {' and '.join(said)} not even a 2x2 product compiles: {why}"
+    check.detail = f"the 2x2 product compiles with {' and '.join(said)}"
+
+
+@pytest.mark.check(
     id="compile.pallas",
     purpose="a kernel written in Pallas compiles for the TPU, in an image of the flavour pallas",
     severity="critical",
@@ -113,7 +141,7 @@ def test_compiles(
 )
 def test_pallas(check: Check, here: Place, target: str, targets_chosen: bool) -> None:
     flavours.own(check, here, "checks")
-    found = check.value(flavours.compile_kernel, target, timeout=_LIMIT_S, env=pjrt.QUIET)
+    found = check.value(flavours.compile_kernel, target, timeout=_LIMIT_S, env=_ENV)
     if found["stage"] == "topology":
         words = f"libtpu knows no target {target}: {found['error']}"
         if targets_chosen:

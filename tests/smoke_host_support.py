@@ -219,6 +219,8 @@ elif words[0] == "tag":
 elif words[0] == "ps":
     print("\\n".join(play.get("left", [])))
 elif words[0] == "load":
+    if "lose" in play:
+        Path(play["lose"]).unlink()
     sys.stdin.buffer.read()
     play["holds"].update(play.get("loads", {}))
     (HERE / "play.json").write_text(json.dumps(play))
@@ -255,9 +257,10 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
     Args:
         out: The out folder of the verb.
         folder: Where the client stands; ``calls.jsonl`` there gets every call.
-        **play: ``holds`` (reference to id), ``loads`` (held after a load), ``report`` (what a run
-            leaves), ``code`` (its exit code), ``reports`` (both, by image), ``sleep`` (its
-            seconds), ``meet`` (how many images must run at the same time), ``left`` (containers).
+        **play: ``holds`` (reference to id), ``loads`` (held after a load), ``lose`` (a file that
+            vanishes while it loads), ``report`` (what a run leaves), ``code`` (its exit code),
+            ``reports`` (both, by image), ``sleep`` (its seconds), ``meet`` (how many images must
+            run at the same time), ``left`` (containers).
     """
     folder.mkdir(parents=True, exist_ok=True)
     client = folder / "docker"

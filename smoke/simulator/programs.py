@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from smoke import workloads
+from smoke.simulator import api
 
 FLOAT32 = workloads.FLOAT32
 BFLOAT16 = (3e-2, 3e-2)
@@ -373,6 +374,11 @@ def checkpoint() -> dict[str, Any]:
 def _stack(torch: Any) -> Any:
     torch.manual_seed(5)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+
+
+def public_api() -> dict[str, Any]:
+    """TorchTPU's own public API, see :mod:`smoke.simulator.api`."""
+    return api.exercise(_torch())
 
 
 def fallback() -> dict[str, Any]:

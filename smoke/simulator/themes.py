@@ -27,7 +27,8 @@ _NODE_CACHE_NAME = "TORCH_TPU_TIER2_COMPILATION_CACHE"
 _NODE_CACHES = Path("/dev/shm/torch_tpu_cache")
 """With a persistent cache torch_tpu keeps a copy there, and takes programs from it: by name."""
 
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# a flag that ends processes is the business of import.flags alone
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": None, "LIBTPU_INIT_ARGS": None}
 _AT_ONCE = 2
 
 
@@ -63,6 +64,7 @@ THEMES = {
             "amp",
             "checkpoint",
             "fallback",
+            "public_api",
         )
     ),
     "cold": Theme(("counted_work",), cached=True),

@@ -77,6 +77,13 @@ def test_tasks_are_shared_and_come_back_in_order(folder: Path) -> None:
     assert list((folder / "tmp").iterdir()) == []
 
 
+def test_a_crew_works_more_than_once(folder: Path) -> None:
+    made = crew(folder)
+    for _ in range(2):
+        ends = made.do([{"do": "tell", "number": number} for number in range(3)])
+        assert [end.value[0] for end in ends] == [0, 1, 2]
+
+
 def test_only_the_task_that_ends_its_process_is_blamed(folder: Path) -> None:
     words = ["count", "abort", "count", "leave", "count", "killed", "raise", "count"]
     made = crew(folder, count=1)

@@ -104,10 +104,52 @@ def test_a_listed_failure_that_is_no_longer_true_is_found() -> None:
     ]
 
 
+BACKWARD = Listed("no scan", "composite", frozenset({"prod"}), frozenset(), "gradient")
+
+
+def test_what_is_known_of_one_way_excuses_no_other() -> None:
+    value = {"outcome": "raised", "message": "RuntimeError: vhlo.composite"}
+    finding = {"kind": "done", "message": "", "value": value}
+    found = [
+        table.judge(("prod", "float32", way), finding, [BACKWARD], [])["status"]
+        for way in ("forward", *table.WAYS)
+    ]
+    assert found == ["error", "simulator limit", "error", "error"]
+
+
+def test_further_ways_are_counted_blamed_and_found_stale() -> None:
+    passes = {"status": "passes", "detail": ""}
+    cells = {
+        "prod": {"float32": {**passes, "gradient": dict(passes), "out": dict(passes)}},
+        "add": {"float32": {**passes, "inplace": {"status": "differs", "detail": "by 7"}}},
+    }
+    assert table.counts(cells, ["float32"])["float32"]["passes"] == 2
+    assert table.counts(cells, ["float32"], "out")["float32"]["passes"] == 1
+    assert table.counts(cells, ["float32"], "inplace")["float32"]["differs"] == 1
+    stale = table.stale(cells, [BACKWARD], [], ["add", "prod"])
+    assert [(one["op"], one["dtype"]) for one in stale] == [("prod", "float32 gradient")]
+    found = table.problems({"operators": cells, "stale": []})
+    assert [(one["op"], one["dtype"], one["what"]) for one in found] == [
+        ("add", "float32 inplace", "differs")
+    ]
+
+
+def test_a_gradient_that_is_lost_between_two_tables_is_told() -> None:
+    made: dict[str, list[dict[str, str]]] = {"lost": [], "gained": [], "changed": []}
+    before = {"status": "passes", "detail": "", "gradient": {"status": "passes", "detail": ""}}
+    now = {**before, "gradient": {"status": "error", "detail": "boom"}, "out": before}
+    table._compare_cell("add", "float32", before, now, made)
+    assert [(one["op"], one["dtype"], one["now"]) for one in made["lost"]] == [
+        ("add", "float32 gradient", "error")
+    ]
+    # out= was asked for in one of them only
+    assert not made["gained"] and not made["changed"]
+
+
 def test_the_files_of_known_failures_are_whole() -> None:
     limits, known = table.limits(), table.known()
     assert limits and known
-    names = [op for one in limits for op in one.ops]
+    names = [(op, one.way) for one in limits for op in one.ops]
     assert len(names) == len(set(names)), "an operator has two limits"
     for one in (*limits, *known):
         assert len(one.reason) > 10
@@ -120,6 +162,7 @@ def test_the_files_of_known_failures_are_whole() -> None:
         '[[listed]]\nreason = "r"\nmatch = "m"\nops = []\n',
         '[[listed]]\nreason = "r"\nmatch = "m"\nops = ["x"]\ndtype = "float32"\n',
         '[[listed]]\nreason = "r"\nmatch = "("\nops = ["x"]\n',
+        '[[listed]]\nreason = "r"\nmatch = "m"\nops = ["x"]\nway = "sideways"\n',
     ],
 )
 def test_a_file_that_excuses_too_much_is_refused(tmp_path: Path, text: str) -> None:

@@ -130,7 +130,7 @@ def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
     assert said.get(change, "smoke: judging") in done.stderr
 
 
-def layout(out: Path) -> dict[str, object]:
+def layout(out: Path, *layers: bytes) -> dict[str, object]:
     """A tiny OCI layout, and image.json for it."""
     folder = out / "images/runtime-py311/oci/blobs/sha256"
     folder.mkdir(parents=True)
@@ -140,11 +140,11 @@ def layout(out: Path) -> dict[str, object]:
         (folder / digest).write_bytes(data)
         return f"sha256:{digest}"
 
-    config, layer = blob(b"{}"), blob(b"layer")
+    config = blob(b"{}")
     manifest = {
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": {"digest": config},
-        "layers": [{"digest": layer}],
+        "layers": [{"digest": blob(data)} for data in layers or (b"layer",)],
     }
     digest = blob(json.dumps(manifest).encode())
     image = {**support.IMAGE, "manifest_digest": digest, "config_digest": config}
@@ -170,6 +170,32 @@ def test_an_engine_that_holds_other_bytes_is_refused(tmp_path: Path) -> None:
     done = forge("smoke.health", *PLAIN, out=tmp_path)
     assert done.returncode == 1
     assert "the engine does not hold tpuforge/runtime:0.2.0-py311 with the digest" in done.stderr
+    assert runs(client) == []
+
+
+def test_a_layout_that_vanishes_while_it_is_loaded_is_told_in_one_sentence(
+    tmp_path: Path,
+) -> None:
+    # the first layer is more than a pipe holds, so the second is opened after the client reads
+    image = layout(tmp_path, bytes(1 << 20), b"second")
+    blobs = tmp_path / "images/runtime-py311/oci/blobs/sha256"
+    second = blobs / hashlib.sha256(b"second").hexdigest()
+    digest = str(image["config_digest"])
+    client = fake_engine(
+        tmp_path,
+        tmp_path / "client",
+        holds={},
+        loads={digest: digest},
+        lose=str(second),
+        report=health(),
+    )
+    done = forge("smoke.health", *PLAIN, out=tmp_path)
+    assert done.returncode == 2
+    assert "was lost while it was read" in done.stderr
+    assert second.name in done.stderr
+    assert "Traceback" not in done.stderr
+    # what the engine took is not to be believed
+    assert any(words[0] == "rmi" for words in calls(client))
     assert runs(client) == []
 
 

@@ -1,0 +1,140 @@
+"""What an image of a flavour is for: read from data, and asked of no other image."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smoke import flavours
+
+from smoke_suite_support import ROOT
+from tpuforge.lockfile import read_lock
+
+RUN = """
+import json, pytest, sys
+from smoke import verdict
+from smoke.plugin import Suite
+suite = Suite(("v6e:2x2",), False, {}, None)
+folder = sys.argv[1]
+code = pytest.main([folder, "-q", "-p", "no:cacheprovider", "-c", "/dev/null"], plugins=[suite])
+found = [one for one in suite.results if one["tier"] == "import"]
+tiers = {name: verdict.tier([], required=False) for name in verdict.TIERS}
+tiers |= {"import": verdict.tier(found)}
+print("\\n" + json.dumps([found, tiers["import"], verdict.judge(tiers, found)]))
+"""
+TEST = """
+import pytest
+from smoke import flavours
+from smoke.place import Place
+from pathlib import Path
+
+HERE = Place(Path(), Path(), Path({home!r}))
+
+@pytest.mark.check(id="import.always", purpose="p", severity="critical", remedy="r")
+def test_always(check):
+    pass
+
+@pytest.mark.check(id="import.tools", purpose="p", severity="critical", remedy="r")
+def test_tools(check):
+    for command in flavours.own(check, HERE, "tools"):
+        flavours.run_tool(command, 20)
+"""
+
+
+def judged(tmp_path: Path, facts: dict[str, str] | None) -> list[Any]:
+    """Results, tier and exit code of a suite of two checks in an image with these facts."""
+    if facts is not None:
+        (tmp_path / "image.json").write_text(json.dumps(facts))
+    (tmp_path / "test_some.py").write_text(TEST.format(home=str(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(tmp_path)],
+        cwd=ROOT,
+        # no tool of any flavour is on this path
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"flavour": "runtime"}, "this image is of the flavour runtime, which has no such thing"),
+        ({"flavour": "pallas"}, "this image is of the flavour pallas, which has no such thing"),
+        ({}, "this image is of the flavour None, which has no such thing"),
+        (None, "outside an image nothing names a flavour"),
+    ],
+)
+def test_in_another_image_a_check_is_not_run_and_not_missed(
+    tmp_path: Path, facts: dict[str, str] | None, why: str
+) -> None:
+    results, tier, code = judged(tmp_path, facts)
+    one = next(result for result in results if result["id"] == "import.tools")
+    assert (one["status"], one["severity"], one["detail"]) == ("not run", "warning", why)
+    assert (tier["status"], tier["not_run"], code) == ("passed", 1, 0)
+
+
+def test_in_its_own_image_it_is_run_and_its_failure_counts(tmp_path: Path) -> None:
+    results, tier, code = judged(tmp_path, {"flavour": "dev"})
+    one = next(result for result in results if result["id"] == "import.tools")
+    assert (one["status"], one["severity"]) == ("failed", "critical")
+    assert (tier["status"], code) == ("failed", 1)
+
+
+def test_every_flavour_with_a_lock_of_its_own_is_listed() -> None:
+    listed = flavours.listed()
+    for flavour, entry in listed.items():
+        assert entry["imports"], flavour
+        assert list((ROOT / "lock").glob(f"{flavour}-py3*.txt")), f"{flavour} has no lock"
+    locked = {path.name.partition("-py3")[0] for path in (ROOT / "lock").glob("*-py3*.txt")}
+    parts = {"runtime", "smoke", "simulator", "tools", "validators"}
+    assert locked - parts == set(listed)
+
+
+def test_what_is_imported_and_run_is_locked() -> None:
+    distributions = {"IPython": "ipython"}
+    for flavour, entry in flavours.listed().items():
+        lock = sorted((ROOT / "lock").glob(f"{flavour}-py3*.txt"))[0]
+        names = {pin.name for pin in read_lock(lock)}
+        for module in entry["imports"]:
+            top = module.partition(".")[0]
+            package = distributions.get(top, top).replace("_", "-")
+            # vllm is the module of vllm-torchtpu
+            assert package in names or f"{package}-torchtpu" in names, f"{flavour}: {module}"
+
+
+def test_a_key_that_nothing_reads_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "flavours.toml"
+    file.write_text('[train]\nimport = ["transformers"]\n')
+    with pytest.raises(ValueError, match="train has import"):
+        flavours.listed(file)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["no-such-command-anywhere"], "No such file"),
+        ([sys.executable, "-c", "raise SystemExit('broken')"], "exit code 1: broken"),
+        ([sys.executable, "-c", ""], "it says nothing"),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], "timed out"),
+    ],
+)
+def test_a_tool_that_does_not_answer(command: list[str], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        flavours.run_tool(command, 2)
+
+
+def test_a_tool_does_not_see_the_suites_own_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/opt/tpuforge/site")
+    code = "import os; print('PYTHONPATH' in os.environ)"
+    assert flavours.run_tool([sys.executable, "-c", code], 20) == "False"
