@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpuforge.images import licences
+from tpuforge.images import attest, licences, sbom
 from trust_support import DIGESTS, SITE, files, labels, lock_text, make
 
 
@@ -212,6 +212,39 @@ def test_a_standalone_python_is_told_with_its_archive(tmp_path: Path) -> None:
     assert named["cpython"]["version"] == "3.12.14"
     assert named["cpython"]["purl"].startswith("pkg:generic/cpython@3.12.14?download_url=https")
     assert toy.about("verify")["exit_code"] == 0
+
+
+def test_a_commit_that_was_named_stays_when_the_checkout_moves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = make(tmp_path)
+    monkeypatch.setattr(sbom, "_changed", lambda image, pins: [])
+    monkeypatch.setattr(attest, "checkout", lambda: attest.Checkout("a" * 40))
+    assert toy.about("sbom", "--release")["status"] == "done"
+    before = toy.document("provenance.json")
+    assert "a" * 40 in json.dumps(before)
+    monkeypatch.setattr(attest, "checkout", lambda: attest.Checkout("b" * 40, dirty=True))
+    assert toy.about("sbom", "--release")["status"] == "unchanged"
+    monkeypatch.undo()
+    assert toy.about("sbom")["status"] == "unchanged"
+    # another bake of the same bytes is another story
+    record = json.loads((toy.folder / "image.json").read_text())
+    record["inputs"]["the lock"] = "y"
+    (toy.folder / "image.json").write_text(json.dumps(record))
+    assert toy.about("sbom")["status"] == "done"
+    assert "a" * 40 not in json.dumps(toy.document("provenance.json"))
+
+
+def test_a_checkout_with_changes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = make(tmp_path)
+    monkeypatch.setattr(sbom, "_changed", lambda image, pins: [])
+    monkeypatch.setattr(attest, "checkout", lambda: attest.Checkout("b" * 40, dirty=True))
+    assert any("with changes beside its commit" in one for one in toy.about("sbom")["notes"])
+    materials = toy.document("provenance.json")["predicate"]["buildDefinition"]
+    source = materials["resolvedDependencies"][0]
+    assert source["digest"] == {"gitCommit": "b" * 40}
+    assert source["annotations"] == {"dirty": True}
+    assert "files differ" in toy.about("sbom", "--release", code=1)["error"]["found"]
 
 
 def test_release_wants_the_commit(tmp_path: Path) -> None:

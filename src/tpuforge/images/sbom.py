@@ -51,6 +51,8 @@ HEALTH = "health.json"
 _FORM = {
     "subject": str,
     "key": str,
+    "inputs_sha256": str,
+    "source": dict,
     "figures": dict,
     "referrers": [{"artifact_type": str, "digest": str, "size": int, "file": str}],
 }
@@ -188,7 +190,15 @@ def subject_of(image: Baked, pins: Pins) -> Subject:
 
 
 def _source(image: Baked, pins: Pins) -> attest.Checkout:
-    """The commit that the image was baked from, as far as it can be known now."""
+    """The commit that the image was baked from, as far as it can be known.
+
+    What the documents of before tell of this very bake stays true when the checkout moves on.
+    """
+    before = record_of(image)
+    if before is not None and before["inputs_sha256"] == _inputs(image):
+        commit = before["source"].get("commit")
+        if isinstance(commit, str) and not before["source"].get("dirty"):
+            return attest.Checkout(commit)
     found = attest.checkout()
     if found.commit is None:
         return found
@@ -196,6 +206,11 @@ def _source(image: Baked, pins: Pins) -> attest.Checkout:
     if changed:
         return attest.Checkout(None, why=f"{', '.join(changed)} changed since the bake")
     return found
+
+
+def _inputs(image: Baked) -> str:
+    """One digest of the inputs of a bake."""
+    return sha256_text(json.dumps(image.record["inputs"], sort_keys=True))
 
 
 def _changed(image: Baked, pins: Pins) -> list[str]:
@@ -404,6 +419,8 @@ def write(
         "schema": SCHEMA,
         "subject": subject.digest,
         "key": key,
+        "inputs_sha256": _inputs(image),
+        "source": {"commit": source.commit, "dirty": source.dirty},
         "referrers": [
             {
                 "artifact_type": one.kind,
