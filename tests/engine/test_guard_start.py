@@ -127,6 +127,19 @@ def test_a_command_that_is_not_there(image: Image) -> None:
     assert "no-such-command: not found" in done.stderr
 
 
+def test_the_environment_is_the_commands(image: Image) -> None:
+    """Names that no shell takes, names that the entrypoint uses itself, and a start-up file."""
+    given = {"a.b": "1", "x-y": "2", "slot": "mine", "cache": "too", "BASH_ENV": "/etc/passwd"}
+    options = [f"--env={name}={value}" for name, value in given.items()]
+    words = ["run", "--rm", *HARDENED, *options, image.name, "python", "-c"]
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    done = image.engine.run(*words, program)
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert given.items() <= found.items()
+    assert "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT" not in found
+
+
 def test_orphans_are_reaped(image: Image) -> None:
     """Twenty processes whose parent ends first; each becomes the child of the first process."""
     program = r"""
@@ -257,6 +270,14 @@ def test_a_planted_link_is_no_slot(image: Image, volume: str) -> None:
 def test_a_users_own_cache_is_left_alone(image: Image, volume: str) -> None:
     own = "--env=TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT=/tmp/own"
     assert say(image, SLOT, f"--volume={volume}:/cache", own) == ("/tmp/own", "")
+
+
+def test_a_users_own_cache_that_cannot_be_written_is_said(image: Image) -> None:
+    own = "--env=TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT=/opt/venv/not there/cache"
+    slot, complaint = say(image, SLOT, own)
+    assert slot == "/opt/venv/not there/cache"
+    assert "user 1000 cannot write to /opt/venv/not there/cache" in complaint
+    assert len(complaint.splitlines()) == 1
 
 
 def test_a_simulated_chip_has_no_cache(image: Image, volume: str) -> None:
