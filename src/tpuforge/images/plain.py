@@ -7,6 +7,7 @@ it stays in the image.
 from __future__ import annotations
 
 import os
+import shutil
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class Plain:
         bundle = certificates or _bundle()
         for folder in ("tools", "local"):
             (self.work / folder).mkdir(parents=True)
-        (self.work / "tools" / "pip.whl").hardlink_to(pip)
+        shutil.copyfile(pip, self.work / "tools" / "pip.whl")
         for name, data in (("pip.conf", text), ("certificates.pem", _read(bundle))):
             path = self.work / name
             path.touch(mode=0o600)
@@ -77,7 +78,7 @@ class Plain:
         for old in folder.iterdir():
             old.unlink()
         for path in local:
-            (folder / path.name).hardlink_to(path)
+            shutil.copyfile(path, folder / path.name)
 
     def build(self, output: Sequence[str], *, no_cache: bool = False) -> float:
         """Build the image.
