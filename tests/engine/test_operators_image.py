@@ -107,3 +107,22 @@ def test_without_a_simulator_there_is_the_census_and_no_verdict(image: Image) ->
     assert done.returncode == 2
     assert "core ATen 193 of 193" in done.stdout
     assert "audit: not run: no simulator is mounted" in done.stdout
+
+
+def test_operators_that_share_a_program_all_list_it(
+    image: Image, simulated: tuple[str, ...]
+) -> None:
+    # one worker, so that the second finds the program of the first in torch_tpu's own cache
+    words = ("--only", "add|__radd__|mm", "--dtype", "float32", "--jobs", "1", "--no-compile")
+    done = image.run("health", "operators", *words, "--json", "-", options=simulated, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    cells = {op: cells["float32"] for op, cells in found["operators"].items()}
+    assert cells["add"]["programs"] == cells["__radd__"]["programs"] != []
+    assert not set(cells["mm"]["programs"]) & set(cells["add"]["programs"])
+    # a gradient runs what the forward pass runs, and more where it computes more
+    assert set(cells["mm"]["gradient"]["programs"]) > set(cells["mm"]["programs"])
+    assert cells["mm"]["gradient"]["status"] == cells["mm"]["out"]["status"] == "passes"
+    assert cells["add"]["inplace"]["status"] == "passes"
+    assert "inplace" not in cells["__radd__"]
+    assert found["counts_of_ways"]["inplace"]["float32"]["passes"] == 1
