@@ -112,7 +112,7 @@ def test_a_missing_wheel_is_named(out: Path, variables: dict[str, str]) -> None:
     [
         (("--image", "nothing"), "there is no image 'nothing'"),
         (("--python", "2.7"), "there is no base with Python 2.7"),
-        (("--python", "3.12"), "there is no base with Python 3.12"),
+        (("--image", "serve"), "there is no flavour 'serve' for Python 3.11"),
         (("--flavour", "nothing"), "there is no flavour 'nothing' for Python 3.11"),
         (("--flavour", "tools"), "there is no flavour 'tools' for Python 3.11"),
         (("--base", "docker-image://debian:bookworm"), "does not name a base image by digest"),

@@ -156,7 +156,10 @@ def bake(
     """
     how = recipe(target)
     # what can be wrong in a second is looked at before what takes a minute
-    how.read_inputs(target, pins)
+    inputs = how.read_inputs(target, pins)
+    record = read_finished(target)
+    if record is None or record["inputs"] != inputs.parts:
+        context.wheels(target, inputs)
     engine = ensure_engine(progress)
     with exclusive(
         f"bake-{target.slug}", lambda who: progress.note(f"waiting for {who}, which bakes this")

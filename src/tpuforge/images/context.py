@@ -450,12 +450,7 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
     Raises:
         ForgeError: If a wheel is missing (exit code 2) or has another digest (exit code 1).
     """
-    given = _copy_given(target, progress)
-    found = {
-        package: given.get(package) or _wheel(package)
-        for group in inputs.groups.values()
-        for package in sorted(group)
-    }
+    found = wheels(target, inputs) | _copy_given(target, progress)
     total = sum(path.stat().st_size for path in found.values())
     with progress.step(f"verifying {len(found)} wheels", total):
         for package, path in found.items():
@@ -513,16 +508,35 @@ def _copy_given(target: Target, progress: Progress) -> dict[Locked, Path]:
     return {wheel.locked: copy}
 
 
-def _wheel(package: Locked) -> Path:
-    folder = out_dir() / "wheelhouse" / package.sha256
-    files = list(folder.glob("*.whl"))
-    if len(files) != 1:
-        raise ForgeError(
-            f"the wheel of {package.name} {package.version} is not in the wheelhouse",
-            expected=f"one wheel in {folder}",
-            mend="forge fetch_wheel",
-        )
-    return files[0]
+def wheels(target: Target, inputs: Inputs) -> dict[Locked, Path]:
+    """Where the wheels of an image are; none of them is read.
+
+    Args:
+        target: The image.
+        inputs: What it is made of.
+
+    Returns:
+        The path of each wheel in the wheelhouse; a given one is not there.
+
+    Raises:
+        ForgeError: If one is missing.
+    """
+    given = target.wheel.locked if target.wheel is not None else None
+    found = {}
+    for package in (one for group in inputs.groups.values() for one in sorted(group)):
+        if package == given:
+            continue
+        folder = out_dir() / "wheelhouse" / package.sha256
+        files = list(folder.glob("*.whl"))
+        if len(files) != 1:
+            words = f"--python {target.python} --flavour {target.flavour}"
+            raise ForgeError(
+                f"the wheel of {package.name} {package.version} is not in the wheelhouse",
+                expected=f"one wheel in {folder}",
+                mend=f"forge fetch_wheel {words}",
+            )
+        found[package] = files[0]
+    return found
 
 
 def _fill_group(folder: Path, wheels: dict[Locked, Path]) -> None:
