@@ -91,3 +91,16 @@ def test_the_plain_build_leaves_no_setting_behind(engine: Engine, tmp_path: Path
     assert any(path.endswith("site-packages/tiny.py") for path in paths)
     assert b"secret-of-mine" not in found.config.path(layout).read_bytes()
     assert paths.get("etc/pip.conf", 0) == 0
+
+    # the next version takes its place, as the next torch_tpu does
+    newer = measure.bumped(tmp_path / name, tmp_path / "next")
+    way.ask_for([Locked("tiny", "1.0.1", "")], [newer, wheel])
+    again = tmp_path / "again"
+    way.build([f"--output=type=oci,tar=false,dest={again}"])
+    after = oci.read_image(again)
+    with oci.open_layer(again, after.layers[-1]) as tar:
+        names = tar.getnames()
+    assert any(path.endswith("tiny-1.0.1.dist-info/METADATA") for path in names)
+    assert not any("tiny-1.0.dist-info" in path for path in names)
+    # all that was installed is in one layer, so all of it is pulled again
+    assert measure.pulled_again(found, after) >= after.layers[-1].size
