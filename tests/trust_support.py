@@ -6,6 +6,7 @@ wheels, a program of its own, the lock inside, and a file that a later layer rem
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import importlib
@@ -79,11 +80,26 @@ def files(digests: Mapping[str, str] = DIGESTS) -> tuple[dict[str, str], ...]:
     for name, (version, more) in WHEELS.items():
         folder = f"{SITE}/{name.replace('-', '_')}-{version}.dist-info"
         text = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{more}\nA text.\n"
-        environment[f"{folder}/METADATA"] = text
-    environment[f"{SITE}/torch-2.13.0+cpu.dist-info/sboms/own.cdx.json"] = "{}"
-    # a package inside another one is not one of the image
-    environment[f"{SITE}/torch/_vendor/six-1.dist-info/METADATA"] = "Name: six\nVersion: 1\n"
+        own = {
+            f"{folder}/METADATA": text,
+            f"{SITE}/{name.replace('-', '_')}/__init__.py": "x = 1\n",
+        }
+        if name == "torch":
+            own[f"{folder}/sboms/own.cdx.json"] = "{}"
+            # a package inside another one is not one of the image
+            own[f"{SITE}/torch/_vendor/six-1.dist-info/METADATA"] = "Name: six\nVersion: 1\n"
+        environment |= own
+        environment[f"{folder}/RECORD"] = record(own, f"{folder}/RECORD")
     return system, environment, {"usr/local/bin/.wh.forgotten": ""}
+
+
+def record(own: Mapping[str, str], path: str) -> str:
+    """The RECORD of a distribution in the environment."""
+    lines = []
+    for name, text in own.items():
+        word = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        lines.append(f"{name.removeprefix(f'{SITE}/')},sha256={word.rstrip('=')},{len(text)}\n")
+    return "".join([*lines, f"{path.removeprefix(f'{SITE}/')},,\n"])
 
 
 def labels(digests: Mapping[str, str] = DIGESTS) -> dict[str, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,13 @@ from tpuforge.errors import ForgeError
 from tpuforge.images import attest, bill, cosign, debian, host, referrers
 from tpuforge.images.cosign import Signer
 from tpuforge.images.layout import Blob
-from trust_support import DIGESTS, Toy, files, labels, make
+from trust_support import DIGESTS, SITE, Toy, files, labels, make, record
 
 ATTACHED = "documents attached, each of its digest and of this image"
+
+
+FILES = "every file of a wheel is as its RECORD says, and none is beside"
+RECORDS = "every RECORD is that of the locked wheel"
 
 
 def failed(toy: Toy, *arguments: str) -> dict[str, str]:
@@ -36,10 +43,11 @@ def test_a_whole_image_passes_and_says_what_was_not_checked(toy: Toy) -> None:
     found = toy.about("verify")
     states = {one["what"]: one["status"] for one in found["data"]["checks"]}
     assert states.pop("signature") == "not run"
+    assert states.pop(RECORDS) == "not run"
     assert set(states.values()) == {"passed"}
     assert "sbom.cdx.json names what is in the layers" in states
     assert "the bill's wheels are those of the image's own lock" in states
-    assert "not checked: signature" in found["summary"]
+    assert f"not checked: signature, {RECORDS}" in found["summary"]
 
 
 def test_a_flipped_byte_of_a_layer(toy: Toy) -> None:
@@ -54,6 +62,47 @@ def test_a_flipped_byte_of_a_layer(toy: Toy) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size
+
+
+def test_a_changed_file_of_a_wheel_one_too_many_and_one_too_few(tmp_path: Path) -> None:
+    system, environment, gone = files()
+    environment[f"{SITE}/libtpu/__init__.py"] = "x = 2\n"
+    environment[f"{SITE}/usercustomize.py"] = "import os\n"
+    environment[f"{SITE}/usercustomize.pyc"] = "byte code\n"
+    del environment[f"{SITE}/torch_tpu/__init__.py"]
+    toy = make(tmp_path, layers=(system, environment, gone))
+    toy.about("sbom")
+    found = failed(toy)
+    assert set(found) == {FILES}
+    assert f"/{SITE}/libtpu/__init__.py of libtpu has other bytes than its RECORD" in found[FILES]
+    assert f"/{SITE}/usercustomize.py belongs to no wheel" in found[FILES]
+    assert f"/{SITE}/torch_tpu/__init__.py of torch-tpu is missing" in found[FILES]
+    assert "usercustomize.pyc" not in found[FILES]
+
+
+def test_a_file_that_was_changed_with_its_record(tmp_path: Path) -> None:
+    """Only the wheel itself, of the locked digest, can tell."""
+    made = io.BytesIO()
+    folder = "torch-2.13.0+cpu.dist-info"
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, text in (("torch/__init__.py", "x = 0\n"), ("torch/none.py", "")):
+            archive.writestr(name, text)
+        own = {f"{SITE}/torch/__init__.py": "x = 0\n"}
+        archive.writestr(f"{folder}/RECORD", record(own, f"{SITE}/{folder}/RECORD"))
+        archive.writestr("torch/_vendor/six-1.dist-info/RECORD", "a,sha256=aaaa,1\n")
+    digests = {**DIGESTS, "torch": hashlib.sha256(made.getvalue()).hexdigest()}
+    wheel = tmp_path / "wheelhouse" / digests["torch"] / "torch-2.13.0+cpu-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.write_bytes(made.getvalue())
+    toy = make(tmp_path, layers=files(digests), own_labels=labels(digests))
+    toy.about("sbom")
+    found = failed(toy)
+    assert found == {RECORDS: f"torch/__init__.py of torch is not that of {wheel.name}"}
+    # a wheel of another digest in its place is no witness
+    wheel.write_bytes(b"something else")
+    checks = toy.about("verify")["data"]["checks"]
+    (one,) = [one for one in checks if one["what"] == RECORDS]
+    assert "torch 2.13.0+cpu" in one["detail"]
 
 
 def test_nothing_attached(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ SYSTEM_LABEL = "io.tpuforge.base.suite"
 VENV = "opt/venv"
 """The environment of an image; what else has packages is for its own commands alone."""
 
+ENVIRONMENTS = (f"{VENV}/", "opt/tpuforge/site/")
+"""Where wheels are installed by a bake."""
+
 _STATUS = "var/lib/dpkg/status"
 _RELEASES = ("etc/os-release", "usr/lib/os-release")
 _DIST_INFO = re.compile(
@@ -118,6 +121,9 @@ class Inventory:
         debs: Debian packages, by name.
         wheels: Python distributions, by place and name.
         programs: Files of no package.
+        contents: SHA-256 of every file beside and below the environments' packages, by path; empty
+            if they were not read.
+        records: What each distribution says that it installed (``RECORD``), by the path of that.
         lock: The text of the lock that the image carries; empty without one.
         facts: What the image says of itself (``/opt/tpuforge/image.json``), or the simulator.
     """
@@ -126,6 +132,8 @@ class Inventory:
     debs: tuple[Deb, ...]
     wheels: tuple[Wheel, ...]
     programs: tuple[Program, ...]
+    contents: Mapping[str, str] = field(default_factory=dict)
+    records: Mapping[str, str] = field(default_factory=dict)
     lock: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -141,6 +149,7 @@ class Layer:
         digests: SHA-256 of files that no package brought, by path.
         removed: Paths that are gone with it.
         emptied: Folders whose older content is gone with it.
+        contents: SHA-256 of files beside and below the environments' packages, by path.
     """
 
     digest: str
@@ -149,10 +158,16 @@ class Layer:
     digests: dict[str, str] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
+    contents: dict[str, str] = field(default_factory=dict)
 
 
 def read(
-    layout: Path, image: oci.Image, progress: Progress, known: dict[str, Layer] | None = None
+    layout: Path,
+    image: oci.Image,
+    progress: Progress,
+    *,
+    known: dict[str, Layer] | None = None,
+    contents: bool = False,
 ) -> Inventory:
     """Read what is in an image.
 
@@ -161,6 +176,7 @@ def read(
         image: The image.
         progress: Told what happens.
         known: Layers that were read before, by digest; those of this image are added.
+        contents: Read the files of the environments too, which takes about twice as long.
 
     Raises:
         ForgeError: If a layer is damaged.
@@ -175,12 +191,12 @@ def read(
         ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
     ):
         # the largest first, so that none is left for the end
-        read_all = pool.map(lambda blob: _read(layout, blob, bare=bare), order)
+        read_all = pool.map(lambda blob: _read(layout, blob, bare=bare, contents=contents), order)
         known |= {layer.digest: layer for layer in read_all}
     return _joined([known[blob.digest] for blob in image.layers])
 
 
-def _read(layout: Path, blob: oci.Blob, *, bare: bool) -> Layer:
+def _read(layout: Path, blob: oci.Blob, *, bare: bool, contents: bool) -> Layer:
     found = Layer(blob.digest)
     with oci.open_layer(layout, blob) as tar:
         for entry in tar:
@@ -194,30 +210,39 @@ def _read(layout: Path, blob: oci.Blob, *, bare: bool) -> Layer:
                 if name in _RELEASES or _DOC.fullmatch(name):
                     found.links[name] = entry.linkname
             elif entry.isreg():
-                _take(found, tar, entry, name, bare=bare)
+                _take(found, tar, entry, name, bare=bare, contents=contents)
     return found
 
 
 def _take(
-    found: Layer, tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, *, bare: bool
+    found: Layer,
+    tar: tarfile.TarFile,
+    entry: tarfile.TarInfo,
+    name: str,
+    *,
+    bare: bool,
+    contents: bool,
 ) -> None:
     info = _DIST_INFO.fullmatch(name)
     doc = _DOC.fullmatch(name)
-    if info is not None and info["file"].startswith("sboms/"):
+    start = b""
+    inside = contents and name.startswith(ENVIRONMENTS)
+    hashed = bare or inside or _PROGRAM.fullmatch(name)
+    wanted = name in (_STATUS, LOCK, *FACTS, *_RELEASES) or (doc is not None and doc["copyright"])
+    wanted = wanted or (info is not None and info["file"] in ("METADATA", "RECORD"))
+    file = tar.extractfile(entry) if wanted or hashed else None
+    if wanted:
+        # the tar is a stream: what was read is not read again
+        start = file.read(_MOST) if file is not None else b""
+        found.texts[name] = start
+    elif info is not None and info["file"].startswith("sboms/"):
         found.texts[name] = b""
-    elif (
-        name in (_STATUS, LOCK, *FACTS, *_RELEASES)
-        or (info is not None and info["file"] == "METADATA")
-        or (doc is not None and doc["copyright"])
-    ):
-        file = tar.extractfile(entry)
-        data = file.read(_MOST) if file is not None else b""
-        found.texts[name] = data
-        if bare:
-            # the tar is a stream: what was read is not read again
-            found.digests[name] = _sha256(file, data)
-    elif bare or _PROGRAM.fullmatch(name):
-        found.digests[name] = _sha256(tar.extractfile(entry))
+    if hashed:
+        digest = _sha256(file, start)
+        if inside:
+            found.contents[name] = digest
+        else:
+            found.digests[name] = digest
 
 
 def _sha256(file: IO[bytes] | None, start: bytes = b"") -> str:
@@ -231,13 +256,16 @@ def _joined(layers: Sequence[Layer]) -> Inventory:
     texts: dict[str, tuple[bytes, str]] = {}
     links: dict[str, tuple[str, str]] = {}
     digests: dict[str, tuple[str, str]] = {}
+    contents: dict[str, tuple[str, str]] = {}
     for layer in layers:
-        for kept in (texts, links, digests):
+        kept: dict[str, Any]
+        for kept in (texts, links, digests, contents):
             for name in [name for name in kept if _gone(name, layer)]:
                 del kept[name]
         texts |= {name: (data, layer.digest) for name, data in layer.texts.items()}
         links |= {name: (target, layer.digest) for name, target in layer.links.items()}
         digests |= {name: (sha256, layer.digest) for name, sha256 in layer.digests.items()}
+        contents |= {name: (sha256, layer.digest) for name, sha256 in layer.contents.items()}
     return Inventory(
         release=_release(texts),
         debs=_debs(texts, {name: target for name, (target, _) in links.items()}),
@@ -245,6 +273,12 @@ def _joined(layers: Sequence[Layer]) -> Inventory:
         programs=tuple(
             Program(path, sha256, layer) for path, (sha256, layer) in sorted(digests.items())
         ),
+        contents={name: sha256 for name, (sha256, _) in contents.items()},
+        records={
+            name: data.decode("utf-8", "replace")
+            for name, (data, _) in texts.items()
+            if name.endswith(".dist-info/RECORD")
+        },
         lock=texts.get(LOCK, (b"", ""))[0].decode("utf-8", "replace"),
         facts=_facts(texts),
     )
@@ -252,6 +286,8 @@ def _joined(layers: Sequence[Layer]) -> Inventory:
 
 def _gone(name: str, layer: Layer) -> bool:
     """Whether a layer removes what a lower one brought."""
+    if not layer.removed and not layer.emptied:
+        return False
     return any(name == path or name.startswith(f"{path}/") for path in layer.removed) or any(
         name.startswith(f"{folder}/") for folder in layer.emptied
     )

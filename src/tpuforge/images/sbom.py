@@ -388,7 +388,7 @@ def write(
             mend=f"forge bake --image {image.record['image']}",
             exit_code=Exit.FAULT,
         )
-    found = inventory.read(image.layout, image.image, progress, known)
+    found = inventory.read(image.layout, image.image, progress, known=known)
     made = parts_of(image, found, pins)
     subject = subject_of(image, pins)
     statement = attest.statement(subject, image.record, made, source)

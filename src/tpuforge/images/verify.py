@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import attest, baked, bill, cosign, inventory, referrers, sbom
+from tpuforge.images import attest, baked, bill, cosign, installed, inventory, referrers, sbom
 from tpuforge.images import layout as oci
 from tpuforge.images.baked import Baked
 from tpuforge.images.cosign import Cosign, Signer
@@ -66,6 +66,8 @@ _NEEDED = {
 }
 _OURS = (*_NEEDED, referrers.HEALTH)
 _MOST_LINES = 8
+_AGAIN = "do not use the image; if it is yours: forge sbom, then forge push and forge sign"
+_BAKE = "do not use the image; if it is yours: forge bake --no-cache, then forge sbom"
 
 
 @dataclass
@@ -96,11 +98,12 @@ class Verdict:
     checks: list[Check] = field(default_factory=list)
 
     @contextmanager
-    def check(self, what: str) -> Iterator[list[str]]:
+    def check(self, what: str, mend: str = _AGAIN) -> Iterator[list[str]]:
         """Make one check; it fails with a ``ForgeError`` of exit code 1, or with a line of fault.
 
         Args:
             what: What is looked at.
+            mend: What mends a fault.
 
         Yields:
             A list for the lines of what is wrong.
@@ -118,7 +121,6 @@ class Verdict:
             return
         more = [f"and {len(faults) - _MOST_LINES} more"] if len(faults) > _MOST_LINES else []
         detail = "; ".join([*faults[:_MOST_LINES], *more])
-        mend = "forge sbom, then forge push and forge sign; or do not use the image"
         self.checks.append(Check(what, "failed", detail, mend) if faults else Check(what, "passed"))
 
     def skip(self, what: str, why: str) -> None:
@@ -289,6 +291,8 @@ def _judge_layers(
                 if part[0] != "archive"
             )
             faults.extend(bill.differences(bare, plain))
+    if locked:
+        _judge_files(verdict, found, locked)
     if documents.cyclonedx is not None and locked:
         with verdict.check("the bill's wheels are those of the image's own lock") as faults:
             for kind, name, version, place, sha256 in sorted(documents.cyclonedx.parts):
@@ -296,6 +300,22 @@ def _judge_layers(
                 inside = kind == "wheel" and place.startswith(inventory.VENV)
                 if inside and wanted and sha256 != wanted:
                     faults.append(f"{name} {version} is sha256:{sha256 or 'none'}, not {wanted}")
+
+
+def _judge_files(verdict: Verdict, found: Inventory, locked: Mapping[tuple[str, str], str]) -> None:
+    """Whether the files of the wheels are those that the lock names."""
+    with verdict.check(
+        "every file of a wheel is as its RECORD says, and none is beside", _BAKE
+    ) as faults:
+        faults.extend(installed.changed(found))
+    what = "every RECORD is that of the locked wheel"
+    wrong, absent = installed.unlike(found, locked)
+    if wrong or len(absent) < len(locked):
+        with verdict.check(what, _BAKE) as faults:
+            faults.extend(wrong)
+    if absent:
+        names = f"{', '.join(absent[:_MOST_LINES])}{' …' if len(absent) > _MOST_LINES else ''}"
+        verdict.skip(what, f"not in the wheelhouse: {names} (forge fetch_wheel)")
 
 
 def verify_local(image: Baked, progress: Progress) -> Verdict:
@@ -311,7 +331,7 @@ def verify_local(image: Baked, progress: Progress) -> Verdict:
     verdict = Verdict()
     digest = image.image.manifest.digest
     with (
-        verdict.check("every blob of the layout is of its digest") as faults,
+        verdict.check("every blob of the layout is of its digest", _BAKE) as faults,
         progress.step("verifying the digests", image.image.compressed),
     ):
         bad = oci.wrong(image.layout, image.image, progress.advance)
@@ -340,7 +360,7 @@ def verify_local(image: Baked, progress: Progress) -> Verdict:
         why = "a blob is damaged" if bad else "there is no bill that can be read"
         verdict.skip("the bill against the layers", why)
     else:
-        inside = inventory.read(image.layout, image.image, progress)
+        inside = inventory.read(image.layout, image.image, progress, contents=True)
         _judge_layers(verdict, documents, inside, image.image.labels)
     return verdict
 
@@ -415,7 +435,7 @@ def verify_remote(
             folder = Path(name)
             registry.copy_out(exact, folder)
             image = oci.read_image(folder)
-            inside = inventory.read(folder, image, progress)
+            inside = inventory.read(folder, image, progress, contents=True)
         _judge_layers(verdict, documents, inside, image.labels)
     return digest, verdict
 
