@@ -16,6 +16,7 @@ from tpuforge.errors import ForgeError
 from tpuforge.images import attest, bill, cosign, debian, host, referrers
 from tpuforge.images.cosign import Signer
 from tpuforge.images.layout import Blob
+from tpuforge.images.registry import Reference, Registry
 from trust_support import DIGESTS, SITE, Toy, files, labels, make, record
 
 ATTACHED = "documents attached, each of its digest and of this image"
@@ -279,3 +280,44 @@ def test_a_run_that_finds_the_disk_full_leaves_nothing_that_is_taken_for_whole(
     monkeypatch.setattr(referrers, "write", write)
     assert toy.about("sbom")["status"] == "done"
     assert toy.about("verify")["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind", "said"),
+    [
+        ("no signatures found", 1, cosign.NotSignedError, "is not signed"),
+        (
+            "no matching signatures: none of the expected identities matched what was in the "
+            "certificate, got subjects [else@example.com]",
+            1,
+            cosign.NotSignedError,
+            "is signed, and not by me@example.com",
+        ),
+        ("Get: dial tcp: connection refused", 2, ForgeError, "cosign ended with code 1"),
+    ],
+)
+def test_a_keyless_signature_is_asked_for_by_identity_and_issuer(
+    tmp_path: Path, words: str, code: int, kind: type[ForgeError], said: str
+) -> None:
+    """cosign is a stand-in here: the services of keyless signing cannot be reached in tests."""
+    program = tmp_path / "cosign"
+    asked = tmp_path / "asked"
+    program.write_text(f"#!/bin/sh\necho \"$@\" >'{asked}'\necho '{words}'\nexit 1\n")
+    program.chmod(0o755)
+    ref = Reference.parse("registry.example/toy")
+    signer = Signer(identity="me@example.com", issuer="https://issuer.example")
+    with Progress("test", quiet=True) as progress:
+        tool = cosign.Cosign(Registry(progress), ref, str(program))
+        with pytest.raises(kind, match=said) as caught:
+            tool.verify("sha256:" + "0" * 64, signer)
+        assert caught.value.exit_code == code
+        line = asked.read_text()
+        assert "--certificate-identity me@example.com" in line
+        assert "--certificate-oidc-issuer https://issuer.example" in line
+        assert line.rstrip().endswith("registry.example/toy@sha256:" + "0" * 64)
+        # the log is what makes a keyless signature count
+        assert "ignore-tlog" not in line
+        assert "--allow-http" not in line
+        with pytest.raises(ForgeError):
+            tool.sign(["sha256:" + "0" * 64], Signer())
+        assert "--tlog-upload" not in asked.read_text()
