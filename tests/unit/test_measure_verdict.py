@@ -97,3 +97,28 @@ def test_a_rebuild_that_differs_is_a_fault(arrange: Arrange, tmp_path: Path) -> 
     data = json.loads((tmp_path / "results" / "measure.json").read_text())["data"]
     assert {row["plain"]["not_run"] for row in data["rows"]} == {"left out with --no-plain"}
     assert data["command"] == "./forge measure --no-plain --json"
+
+
+def test_rebuilds_that_could_not_be_made_are_no_verdict(
+    arrange: Arrange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured before is kept: it took minutes."""
+    arrange(3)
+
+    def fail(*_: object) -> None:
+        raise ForgeError("no space for a rebuild")
+
+    def ours(bench: measure.Bench, *_: object) -> tuple[Path, Path]:
+        bench.rows["bake.cold"].ours.samples.append(40.0)
+        measure._try(bench, lambda row: row.ours, "rebuilds", fail, ("equal",))
+        return tmp_path, tmp_path
+
+    monkeypatch.setattr(measure, "ours", ours)
+    assert measure.main(["--no-plain", "--json"]) == 2
+    result = json.loads((tmp_path / "results" / "measure.json").read_text())
+    assert "could not be made: no space for a rebuild" in result["summary"]
+    found = {row["id"]: row["tpuforge"] for row in result["data"]["rows"]}
+    assert found["equal"]["not_run"] == "no space for a rebuild"
+    assert found["bake.cold"]["samples"] == [40.0]
+    assert found["pull.full"]["samples"] == [2.0]
+    assert found["bake.warm"]["not_run"] is None
