@@ -311,8 +311,10 @@ class _Call:
             for one in _leaves(torch, result)
             if isinstance(one, torch.Tensor) and one.requires_grad
         ]
-        if not inputs or not ends:
-            raise RuntimeError("nothing in this sample has a gradient")
+        if not inputs:
+            raise RuntimeError("no input of this sample can have a gradient")
+        if not ends:
+            raise RuntimeError("the result has no gradient, although an input wants one")
         return torch.autograd.grad(
             ends, inputs, [self._weights(one) for one in ends], allow_unused=True
         )

@@ -30,6 +30,10 @@ from smoke.operators import audit, compiler, crew, table
 DTYPES = ("float32", "bfloat16", "int64")
 """What is audited if nothing is named: what models compute in, and what they index with."""
 
+WAYS_OF = ("float32",)
+"""The dtypes for which operators are called in further ways if no way is named: all ways together
+double the time, and what differs by way rather than by dtype shows in one."""
+
 OP_LIMIT_S = 60.0
 COMPILE_LIMIT_S = 300.0
 """The slowest program, that of ``scatter_reduce.mean`` for int64, takes 10 s of CPU."""
@@ -71,7 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--ways",
         metavar="WAY[,WAY…]",
-        help=f"how else to call what passes: {','.join(table.WAYS)} (all if not given), or none",
+        help=f"how else to call what passes: {','.join(table.WAYS)}, or none; if not given, all of "
+        f"them, for {', '.join(WAYS_OF)} alone",
     )
     add("--samples", type=int, default=1, metavar="N", help="samples of each entry (default 1)")
     add("--only", metavar="REGEX", help="only entries whose whole name matches")
@@ -142,6 +147,7 @@ def _run(options: argparse.Namespace) -> int:
         "settings": {
             "dtypes": dtypes,
             "ways": ways,
+            "ways_dtypes": [one for one in dtypes if options.ways is not None or one in WAYS_OF],
             "samples": options.samples,
             "only": options.only,
             "targets": targets,
@@ -215,7 +221,7 @@ def _audit(
         env=_SIMULATED,
     )
     workers.do(tasks, done)
-    doing = _further(entries, operators, found["settings"]["ways"])
+    doing = _further(entries, operators, found["settings"])
     say.restart()
     workers.do(doing, done)
     found["exercised"] = table.exercised(exercised, found["census"])
@@ -225,13 +231,14 @@ def _audit(
 
 
 def _further(
-    entries: list[dict[str, Any]], operators: dict[str, Any], ways: Sequence[str]
+    entries: list[dict[str, Any]], operators: dict[str, Any], settings: Mapping[str, Any]
 ) -> list[dict[str, str]]:
     """The tasks for the further ways of what passes; the others get a cell that says so."""
     tasks = []
     for entry in entries:
-        for dtype, cell in operators[entry["op"]].items():
-            for way in ways:
+        for dtype in settings["ways_dtypes"]:
+            cell = operators[entry["op"]][dtype]
+            for way in settings["ways"]:
                 if dtype not in entry["ways"][way]:
                     continue
                 if cell["status"] == table.PASSES:
@@ -278,7 +285,8 @@ def _finish(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
     settings = found["settings"]
     found["counts"] = table.counts(found["operators"], settings["dtypes"])
     found["counts_of_ways"] = {
-        way: table.counts(found["operators"], settings["dtypes"], way) for way in settings["ways"]
+        way: table.counts(found["operators"], settings["ways_dtypes"], way)
+        for way in settings["ways"]
     }
     found["compiled"] = table.compiled(found["programs"], found["settings"]["targets"])
     found["disagreements"] = table.disagreements(found["operators"], found["census"])

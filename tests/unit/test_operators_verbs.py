@@ -56,6 +56,7 @@ def document(exit_code: int = 0) -> dict[str, Any]:
         "settings": {
             "dtypes": ["float32"],
             "ways": ["gradient", "out", "inplace"],
+            "ways_dtypes": ["float32"],
             "samples": 1,
             "only": None,
             "targets": ["v6e:2x2"],
@@ -115,6 +116,7 @@ def put(path: Path, data: Any) -> Path:
         (("--dtype", ","), "names none"),
         (("--target", "v6e"), "not a topology"),
         (("--samples", "0"), "1 or more"),
+        (("--ways", "gradient,sideways"), "'sideways' is no way"),
         (("--jobs", "0"), "1 or more"),
         (("--only", "("), "no regular expression"),
         (("--compare", "a.json", "b.json"), "cannot be read"),
