@@ -171,6 +171,18 @@ def test_a_target_that_libtpu_does_not_know_leaves_it_unjudged(image: Image) -> 
     assert "libtpu knows no target v6e:3x3" in report["tiers"]["compile"]["why"]
 
 
+def test_bad_arguments_for_libtpu_are_blamed_and_not_the_image(image: Image) -> None:
+    options = ("--env=LIBTPU_INIT_ARGS=--xla_tpu_no_such_flag=1",)
+    arguments = ("--tier", "compile", "--target", "v6e:2x2", "-k", "flags or small")
+    done, report = health(image, *arguments, options=options)
+    assert done.returncode == 1
+    found = failed(report)
+    assert set(found) == {"compile.flags@v6e:2x2"}
+    for word in ("LIBTPU_INIT_ARGS=--xla_tpu_no_such_flag=1", "Unknown command line flag"):
+        assert word in found["compile.flags@v6e:2x2"]
+    assert report["tiers"]["compile"]["passed"] == 1
+
+
 def test_too_little_memory_leaves_it_unjudged(image: Image) -> None:
     options = ("--memory=100m", "--memory-swap=100m")
     done, report = health(image, "--tier", "import", "-k", "import.autoload", options=options)
