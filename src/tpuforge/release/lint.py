@@ -35,7 +35,9 @@ def checkers(files: Sequence[Path]) -> dict[str, list[str]]:
     tools = Path(sys.executable).parent
     python = ["noxfile.py", "forge", *_SCRIPTS, "src", "smoke", "tests"]
     shell = [
-        str(p) for p in files if _first_line(p).startswith(("#!/bin/sh", "#!/usr/bin/env bash"))
+        str(p)
+        for p in files
+        if _first_line(p).startswith(("#!/bin/sh", "#!/bin/bash", "#!/usr/bin/env bash"))
     ]
     docker = [str(p) for p in files if p.name.startswith("Dockerfile") or p.suffix == ".Dockerfile"]
     commands = {
