@@ -159,6 +159,22 @@ def test_a_file_that_hides_another_is_refused(judge: Any, tmp_path: Path) -> Non
         judge.apart()
 
 
+def test_a_file_that_two_packages_bring_is_refused(judge: Any, tmp_path: Path) -> None:
+    """As two wheels with a folder of tests at their top; within one layer the later one wins."""
+    for name, digest in (("one-1", "sha256=aa"), ("two-2", "sha256=aa")):
+        folder = tmp_path / "groups" / "more" / SITE / f"{name}.dist-info"
+        folder.mkdir(parents=True)
+        record = f'tests/__init__.py,{digest},1\n"a,b.py",sha256=bb,1\n{name}.dist-info/RECORD,,\n'
+        (folder / "RECORD").write_text(record)
+    # the same bytes are no matter
+    judge.owned()
+    (folder / "RECORD").write_text(
+        "../site-packages/../x,sha256=b,1\n./tests/__init__.py,sha256=c,1\n"
+    )
+    with pytest.raises(SystemExit, match=r"differ in .*tests/__init__.py: one-1.dist-info and two"):
+        judge.owned()
+
+
 def test_what_tells_of_the_image_has_final_modes_and_times(
     judge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

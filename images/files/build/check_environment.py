@@ -7,6 +7,7 @@ between an image and its siblings.
 
 from __future__ import annotations
 
+import csv
 import filecmp
 import os
 import re
@@ -64,6 +65,18 @@ def apart() -> None:
                 raise SystemExit(f"two layers differ in /{name}: {other} and {path}")
 
 
+def owned() -> None:
+    """End the bake if two packages bring one file with different bytes: pip keeps the later one."""
+    seen: dict[str, tuple[str, str]] = {}
+    for record in sorted(GROUPS.glob("*/opt/venv/lib/python3.*/site-packages/*.dist-info/RECORD")):
+        who = record.parent.name
+        with record.open(encoding="utf-8", newline="") as file:
+            for name, digest, *_ in csv.reader(file):
+                other, its = seen.setdefault(os.path.normpath(name), (who, digest))
+                if other != who and digest and its != digest:
+                    raise SystemExit(f"two packages differ in {name}: {other} and {who}")
+
+
 def gather() -> None:
     """Gather the layer, with final modes and the one time of the image."""
     listed = pip("list", "--format=freeze")
@@ -82,6 +95,7 @@ def main() -> None:
     """Check, then gather."""
     complete()
     apart()
+    owned()
     gather()
 
 
