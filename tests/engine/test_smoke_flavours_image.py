@@ -15,6 +15,7 @@ import pytest
 from bake_support import ROOT, Image, result
 
 HARDENED = ("--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--user=4242:4242")
+SUITE = ROOT / "smoke"
 CHOSEN = "import.flavour or import.tools or compile.pallas or simulate.transformers"
 
 
@@ -23,14 +24,17 @@ def mount(source: Path, target: str) -> str:
     return f"--mount=type=bind,source={source},target={target},readonly"
 
 
+PLAIN = (*HARDENED, mount(SUITE, "/opt/tpuforge/smoke"))
+"""The options of a container with this checkout's suite; the compiler is the image's own libtpu."""
+
+
 @pytest.fixture(scope="module")
 def simulated(image: Image) -> tuple[str, ...]:
-    """The options of a container that is shown a simulated chip and this checkout's suite."""
+    """The same, with a simulated chip."""
     assert image.record
     folder = Path(result("tpuforge.smoke.simulator")["folder"])
     return (
-        *HARDENED,
-        mount(ROOT / "smoke", "/opt/tpuforge/smoke"),
+        *PLAIN,
         mount(folder, "/opt/simulator"),
         mount(folder / "pci", "/sys/bus/pci/devices"),
         mount(folder / "vfio", "/dev/vfio/7"),
@@ -58,15 +62,14 @@ def judged(made: Image, tiers: str, options: tuple[str, ...]) -> dict[str, Any]:
     return {one["id"]: one for one in json.loads(done.stdout)["checks"]}
 
 
-def test_the_tools_of_dev_answer(image: Image, simulated: tuple[str, ...]) -> None:
-    found = judged(child(image, "dev"), "import", simulated)
+def test_the_tools_of_dev_answer(image: Image) -> None:
+    found = judged(child(image, "dev"), "import", PLAIN)
     assert {one["status"] for one in found.values()} == {"passed"}
     assert found["import.tools"]["figures"]["py-spy --version"].startswith("py-spy ")
 
 
-def test_a_pallas_kernel_compiles(image: Image, simulated: tuple[str, ...]) -> None:
-    # on the simulator's mounts: the compiler is the image's own libtpu all the same
-    found = judged(child(image, "pallas"), "import,compile", simulated)
+def test_a_pallas_kernel_compiles(image: Image) -> None:
+    found = judged(child(image, "pallas"), "import,compile", PLAIN)
     assert found["import.flavour"]["status"] == "passed"
     kernel = found["compile.pallas@v6e:2x2"]
     assert (kernel["status"], kernel["figures"]["chip"]) == ("passed", "TPU v6 lite")
@@ -99,9 +102,9 @@ def test_a_configuration_becomes_a_model(
     assert told["targets"]["v6e:2x2"]["verdict"] == "fits"
 
 
-def test_the_runtime_misses_none_of_it(image: Image, simulated: tuple[str, ...]) -> None:
+def test_the_runtime_misses_none_of_it(image: Image) -> None:
     words = ("health", "--tier", "import", "-k", f"{CHOSEN} or import.torch", "--json", "-")
-    done = image.run(*words, options=simulated, timeout=600)
+    done = image.run(*words, options=PLAIN, timeout=600)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["tiers"]["import"]["status"] == "passed"

@@ -40,6 +40,13 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--dtype", default="", metavar="LIST", help="by commas; the suite's own choice if not given"
     )
+    made.add_argument(
+        "--ways",
+        default="",
+        metavar="LIST",
+        help="how else to call what passes, by commas: gradient, out, inplace; or none; the "
+        "suite's own choice if not given",
+    )
     made.add_argument("--samples", type=int, default=1, help="samples of each entry (default 1)")
     made.add_argument("--only", default="", metavar="REGEX", help="only entries whose name matches")
     made.add_argument(
@@ -75,6 +82,7 @@ def _operators(options: argparse.Namespace, progress: Progress) -> Outcome:
         "the image": subject.digest,
         "the simulator": simulator.key(python=options.python),
         "the choice of dtypes": options.dtype,
+        "the choice of ways": options.ways,
         "the number of samples": str(options.samples),
         "the choice of operators": options.only,
         "the choice of targets": ",".join(options.target),
@@ -119,7 +127,8 @@ def _operators(options: argparse.Namespace, progress: Progress) -> Outcome:
 def _audit(room: container.Room, options: argparse.Namespace, simulated: Path) -> dict[str, Any]:
     """Run the image's own audit; its files stay in the room."""
     words = ["health", "operators", "--samples", str(options.samples)]
-    for option, value in (("--dtype", options.dtype), ("--only", options.only)):
+    given = {"--dtype": options.dtype, "--ways": options.ways, "--only": options.only}
+    for option, value in given.items():
         words += [option, value] if value else []
     for target in options.target:
         words += ["--target", target]
@@ -168,6 +177,11 @@ def _show(found: dict[str, Any], subject: container.Subject) -> None:
         (dtype, *(str(counts.get(status, "")) for status in _COLUMNS))
         for dtype, counts in found["counts"].items()
     ]
+    for way, by_dtype in found.get("counts_of_ways", {}).items():
+        rows += [
+            (f"{dtype} {way}", *(str(counts.get(status, "")) for status in _COLUMNS))
+            for dtype, counts in by_dtype.items()
+        ]
     print_table(("dtype", *_COLUMNS), rows, title=subject.reference)
     for target, counts in found["compiled"].items():
         words = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
@@ -204,6 +218,7 @@ def _outcome(
             "manifest_digest": subject.digest,
             "run_seconds": record["seconds"],
             "counts": found["counts"],
+            "counts_of_ways": found.get("counts_of_ways", {}),
             "compiled": found["compiled"],
             "census": found["census"].get("counts"),
             "problems": number,
