@@ -68,6 +68,18 @@ def test_a_warning_is_a_warning_and_a_critical_check_an_error() -> None:
     ]
 
 
+def test_an_incomplete_tier_is_shown_as_what_it_is() -> None:
+    report = health("unjudged", 2) | {"trouble": None}
+    why = "compile.small was not run: killed"
+    report["tiers"]["compile"] |= {"status": "incomplete", "why": why}
+    found = verdict(image("a", report))
+    assert "incomplete" in gate.rows(found)[1][0]
+    assert f"compile: {why}" in gate.trouble_of(found["images"][0])
+    text = gate.summary(found)
+    assert f"- incomplete: compile: {why}" in text
+    assert "| incomplete |" in text
+
+
 def test_what_was_not_judged_says_why() -> None:
     found = verdict(image("a", health("unjudged", 2)))
     assert gate.notices(found) == ["::error title=a%3A not judged::the suite stopped"]
