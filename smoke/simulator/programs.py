@@ -378,7 +378,13 @@ def _stack(torch: Any) -> Any:
 
 def public_api() -> dict[str, Any]:
     """TorchTPU's own public API, see :mod:`smoke.simulator.api`."""
-    return api.exercise(_torch())
+    found = api.exercise(_torch())
+    left = found["not_called"]
+    detail = (
+        f"of {found['names']} names {len(found['called'])} work, {len(found['refused'])} are kept "
+        f"for PyTorch and say so, {len(left)} are not called: {', '.join(left)}"
+    )
+    return found | {"detail": detail}
 
 
 def fallback() -> dict[str, Any]:
