@@ -138,7 +138,7 @@ def images(session: nox.Session) -> None:
 @nox.session
 def sbom(session: nox.Session) -> None:
     """Write an image's bill of materials and its provenance, to be attached to it."""
-    run(session, "tpuforge.images.sbom")
+    run(session, "tpuforge.release.sbom")
 
 
 @nox.session
@@ -156,19 +156,19 @@ def pull(session: nox.Session) -> None:
 @nox.session
 def sign(session: nox.Session) -> None:
     """Sign an image in a registry, and what is attached to it."""
-    run(session, "tpuforge.images.sign")
+    run(session, "tpuforge.release.sign")
 
 
 @nox.session
 def verify(session: nox.Session) -> None:
     """Verify an image: its signature, bill of materials and provenance."""
-    run(session, "tpuforge.images.verify")
+    run(session, "tpuforge.release.verify")
 
 
 @nox.session
 def scan(session: nox.Session) -> None:
     """Look for known vulnerabilities in an image."""
-    run(session, "tpuforge.images.scan")
+    run(session, "tpuforge.release.scan")
 
 
 @nox.session

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpuforge import host
 from tpuforge.console import Progress
-from tpuforge.images import host
 
 USER, PASSWORD = "forge", "open sesame"
 # bcrypt of the password above, the one kind that the registry takes

@@ -153,7 +153,7 @@ class Toy:
 
     def about(self, name: str, *arguments: str, code: int = 0, **variables: str) -> dict[str, Any]:
         """Run a verb about this image in this process, for speed; what it left as its result."""
-        module = importlib.import_module(f"tpuforge.images.{name}")
+        module = importlib.import_module(f"tpuforge.release.{name}")
         with (
             mock.patch.dict(os.environ, {"TPUFORGE_OUT": str(self.out), **variables}),
             contextlib.redirect_stdout(io.StringIO()),
@@ -175,7 +175,7 @@ def verb(
     """Run a verb of the images stage, as a user would."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out), **variables}
     return subprocess.run(
-        [sys.executable, "-m", f"tpuforge.images.{name}", *arguments],
+        [sys.executable, "-m", f"tpuforge.release.{name}", *arguments],
         env={**env, "NO_COLOR": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,

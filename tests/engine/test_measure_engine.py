@@ -12,10 +12,10 @@ import pytest
 from bake_support import ROOT, Engine, result
 from reproduce_support import image as small_image
 from reproduce_support import layer
+from tpuforge import layout as oci
 from tpuforge.console import Progress
+from tpuforge.host import remove_tree, unmount_below
 from tpuforge.images import daemon, measure
-from tpuforge.images import layout as oci
-from tpuforge.images.host import remove_tree, unmount_below
 from tpuforge.images.loopback import loopback
 from tpuforge.images.plain import Plain
 from tpuforge.lockfile import Locked, read_lock

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bake_support import Engine, Image, link, verb
 from registry_support import registry, small_image
-from tpuforge.images.layout import read_image
+from tpuforge.layout import read_image
 
 
 def test_the_real_image_there_and_back(image: Image, tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ from bake_support import ROOT, Image, verb
 from registry_support import RealRegistry, registry
 from reproduce_support import image as small_image
 from reproduce_support import layer, put
+from tpuforge import layout as oci
 from tpuforge.console import Progress
-from tpuforge.images import layout as oci
 from tpuforge.images import published, reproduce
 from tpuforge.images.choice import choose, recipe
-from tpuforge.images.registry import Reference, Registry
 from tpuforge.pins import load
+from tpuforge.registry import Reference, Registry
 
 REPRODUCE = "tpuforge.images.reproduce"
 

@@ -16,8 +16,8 @@ from bake_support import Engine, Image
 from registry_support import RealRegistry, registry
 from tpu_vm_support import FOLDER, host, put
 from tpuforge.console import Progress
-from tpuforge.images import cosign
-from tpuforge.images.registry import Reference, Registry
+from tpuforge.registry import Reference, Registry
+from tpuforge.release import cosign
 
 PASSWORD = "open sesame"
 

@@ -18,7 +18,7 @@ for one in m.distributions():
 
 def test_the_bill_is_what_the_running_image_says(image: Image) -> None:
     before = image.layout.joinpath("index.json").read_bytes()
-    result("tpuforge.images.sbom")
+    result("tpuforge.release.sbom")
     assert image.layout.joinpath("index.json").read_bytes() == before
     folder = image.layout.parent / "attestations"
     bill = json.loads((folder / "sbom.cdx.json").read_text())
@@ -42,7 +42,7 @@ def test_the_bill_is_what_the_running_image_says(image: Image) -> None:
 
 
 def test_the_image_is_verified_where_it_was_baked(image: Image) -> None:
-    found = result("tpuforge.images.verify", image.slug)
+    found = result("tpuforge.release.verify", image.slug)
     states = {one["what"]: one["status"] for one in found["checks"]}
     assert states.pop("signature") == "not run"
     assert set(states.values()) == {"passed"}

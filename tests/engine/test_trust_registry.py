@@ -15,9 +15,10 @@ import pytest
 
 import validators_support
 from registry_support import RealRegistry, registry
+from tpuforge import distribution
+from tpuforge import layout as oci
 from tpuforge.console import Progress
-from tpuforge.images import cosign, distribution, referrers
-from tpuforge.images import layout as oci
+from tpuforge.release import cosign, referrers
 from trust_support import Toy, files, make, verb
 
 PASSWORD = "open sesame"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tpuforge.errors import ForgeError
-from tpuforge.images import scan
+from tpuforge.release import scan
 from trust_support import Toy, make
 
 VULN = {

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from base_support import DEAD, LOCK, base, borrow_debs, checkout, environment, stand_in
+from tpuforge import mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import debian
@@ -256,7 +257,7 @@ def test_a_keyring_older_than_the_suite_is_said(
     if not old.is_file():
         pytest.skip(f"the keyring of this machine has no {old.name}")
     monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
-    monkeypatch.setattr(debian, "keyring", lambda: old)
+    monkeypatch.setattr(mirrors, "keyring", lambda: old)
     with Progress("base", quiet=True) as progress, pytest.raises(ForgeError) as caught:
         debian.resolve(load().debian["trixie"], progress)
     assert "keyring here is too old" in caught.value.found
@@ -288,7 +289,7 @@ def test_no_mmdebstrap_and_no_root_names_both_ways(tmp_path: Path) -> None:
 class _Archive(http.server.BaseHTTPRequestHandler):
     """A snapshot archive that sends every question on to the mirror of this machine."""
 
-    mirror: debian.Mirror
+    mirror: mirrors.Mirror
 
     def do_GET(self) -> None:
         kind, _, rest = self.path.removeprefix("/archive/").partition("/")
@@ -306,7 +307,7 @@ def test_packages_that_left_the_mirror_come_from_the_snapshot_archive(
     fetched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The archive is a loopback server here; signatures and digests are Debian's own."""
-    _Archive.mirror = debian.find_mirror()
+    _Archive.mirror = mirrors.find_mirror()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Archive)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpuforge.errors import ForgeError
-from tpuforge.images.debian import find_mirror, keyring
+from tpuforge.mirrors import find_mirror, keyring
 from tpuforge.paths import exclusive, out_dir, sha256_text, sha256_tree
 from tpuforge.process import run
 

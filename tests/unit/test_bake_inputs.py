@@ -195,6 +195,7 @@ WHOLE: dict[str, Any] = {
     "layers": [{"digest": "sha256:3", "compressed_bytes": 1, "unpacked_bytes": 2, "what": "x"}],
     "key": "1",
     "inputs": {},
+    "source": {"commit": None, "dirty": False, "why": "no git"},
     "notes": [],
     "run_line": "docker run",
 }

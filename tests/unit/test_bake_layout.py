@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tpuforge import layout as oci
 from tpuforge.errors import ForgeError
-from tpuforge.images import layout as oci
 from tpuforge.images.reproduce import differences
-from tpuforge.images.zstd import Reader
+from tpuforge.zstd import Reader
 
 NAME = "tpuforge/runtime:1-torch2-py311"
 

@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 
 from base_support import LOCK, base, checkout, environment
+from tpuforge import mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import base as recipe
-from tpuforge.images import debian
 from tpuforge.images.debian import (
     Deb,
     check_asked,
     parse_deb,
-    pick_mirror,
     read_deb_lock,
-    snapshot_of,
     write_deb_lock,
 )
-from tpuforge.images.debian import Mirror as DebianMirror
+from tpuforge.mirrors import Mirror as DebianMirror
+from tpuforge.mirrors import pick_mirror, snapshot_of
 from tpuforge.pins import Suite, load
 
 ZERO = "0" * 64
@@ -268,16 +267,16 @@ def test_an_error_of_a_lock_carries_its_exit_code(tmp_path: Path) -> None:
 def test_a_machine_without_security_sources_still_gives_images_the_fixes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    only_main = debian.Mirror("http://m.example/debian", "", "this machine's apt sources")
-    default = debian.Mirror("http://d.example/debian", "http://d.example/security", "default")
+    only_main = mirrors.Mirror("http://m.example/debian", "", "this machine's apt sources")
+    default = mirrors.Mirror("http://d.example/debian", "http://d.example/security", "default")
     monkeypatch.delenv("TPUFORGE_DEBIAN_MIRROR", raising=False)
-    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian"})
-    monkeypatch.setattr(debian, "pick_mirror", lambda *_: only_main)
-    monkeypatch.setattr(debian, "_default_mirror", lambda: default)
-    assert debian.find_mirror() == only_main
-    found = debian.image_mirror()
+    monkeypatch.setattr(mirrors, "os_release", lambda: {"ID": "debian"})
+    monkeypatch.setattr(mirrors, "pick_mirror", lambda *_: only_main)
+    monkeypatch.setattr(mirrors, "_default_mirror", lambda: default)
+    assert mirrors.find_mirror() == only_main
+    found = mirrors.image_mirror()
     assert (found.main, found.security) == (only_main.main, default.security)
     # whoever sets a mirror without a security archive means it
     monkeypatch.setenv("TPUFORGE_DEBIAN_MIRROR", "http://own.example/debian")
     monkeypatch.setenv("TPUFORGE_DEBIAN_SECURITY_MIRROR", "")
-    assert debian.image_mirror().security == ""
+    assert mirrors.image_mirror().security == ""

@@ -7,8 +7,11 @@ The records in ``build_events/`` are what real Bazels said on the small workspac
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from tpuforge.build.events import (
     Built,
     Cause,
     Follower,
+    Standstill,
     cache_trouble,
     describe,
     explain,
@@ -352,21 +356,118 @@ def test_a_cache_that_is_of_no_use(output: str, trouble: str) -> None:
     assert cache_trouble(output) == trouble
 
 
-def test_a_build_that_stands_still_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Bytes and inodes that every file system has left, for everybody."""
+    left = {"bytes": 10**12, "inodes": 1000, "all_inodes": 1000}
+
+    def statvfs(folder: Path) -> SimpleNamespace:
+        if folder.name == "missing":
+            raise FileNotFoundError(folder)
+        blocks = left["bytes"] // 4096 if folder.name == "disk" else 10**9
+        inodes = {"f_files": left["all_inodes"], "f_ffree": left["inodes"]}
+        return SimpleNamespace(f_frsize=4096, f_bavail=blocks, f_bfree=blocks, **inodes)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    return left
+
+
+FOLDERS = [Path("/c/missing"), Path("/c"), Path("/c/disk")]
+
+
+def test_a_silent_build_on_a_full_disk(room: dict[str, int]) -> None:
+    watch = Standstill(FOLDERS, lambda: 7.0)
+    assert watch.look(0, 3, "") == ""
+    assert watch.look(3600, 3, "") == "", "with room it may be silent for hours"
+    room["bytes"] = 20480
+    assert watch.look(3601, 3, "") == ""
+    assert watch.look(3620, 3, "") == "", "it may end by itself"
+    assert watch.look(3622, 3, "") == "20.5 kB free in /c/disk"
+
+
+def test_a_disk_without_inodes(room: dict[str, int]) -> None:
+    watch = Standstill(FOLDERS)
+    room["inodes"] = 0
+    watch.look(0, 0, "")
+    assert watch.look(21, 0, "") == "no inode free in /c"
+    # as btrfs has it: none are counted
+    room["all_inodes"] = 0
+    assert watch.look(22, 0, "") == ""
+
+
+def test_words_count_without_a_full_disk(room: dict[str, int]) -> None:
+    watch = Standstill(FOLDERS)
+    assert watch.look(0, 0, "Disk quota exceeded") == ""
+    assert watch.look(21, 0, "Disk quota exceeded") == "Disk quota exceeded"
+    assert room["bytes"] > 0
+
+
+@pytest.mark.parametrize("words", ["", "No space left on device"])
+def test_a_build_that_goes_on_though_a_disk_is_full(words: str, room: dict[str, int]) -> None:
+    spent = 0.0
+    watch = Standstill(FOLDERS, lambda: spent)
+    room["bytes"] = 0
+    # a line or an event now and then
+    for now in range(0, 300, 15):
+        assert watch.look(now, now, words) == ""
+    # one long action, without a word
+    for now in range(300, 600):
+        spent += 0.2
+        assert watch.look(now, 300, words) == ""
+    # an idle server is not quite idle
+    found = []
+    for now in range(600, 630):
+        spent += 0.01
+        found.append(watch.look(now, 300, words))
+    assert found[0] == ""
+    assert found[-1] == (words or "0 B free in /c/disk")
+
+
+def test_room_that_is_made_begins_the_wait_anew(room: dict[str, int]) -> None:
+    watch = Standstill(FOLDERS)
+    room["bytes"] = 0
+    watch.look(0, 0, "")
+    room["bytes"] = 10**9
+    assert watch.look(19, 0, "") == ""
+    room["bytes"] = 0
+    assert watch.look(22, 0, "") == ""
+    assert watch.look(41, 0, "") == ""
+    assert watch.look(43, 0, "") != ""
+
+
+@pytest.mark.parametrize("words", ["", "java.io.IOException: No space left on device"])
+def test_the_follower_gives_up_on_a_full_disk(
+    words: str, room: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_module, "_FULL_S", 0.5)
-    follower = Follower(tmp_path / "events.json", lambda _: None)
+    monkeypatch.setattr(events_module, "_FULL_S", 1.0)
+    path = tmp_path / "events.json"
+    follower = Follower(path, lambda _: None, Standstill(FOLDERS))
     follower.start()
     try:
         follower.line("[1 / 2] Compiling x.cc; 1s local")
-        assert not follower.hopeless.wait(1)
-        follower.line("java.io.IOException: No space left on device")
-        # it may end by itself
-        assert not follower.hopeless.wait(0.2)
+        assert not follower.hopeless.wait(1.5), "it waits, and there is room"
+        if words:
+            follower.line(words)
+        else:
+            room["bytes"] = 0
+        # each of them anew is a sign that it goes on
+        for number in range(6):
+            follower.line(f"INFO: {number}")
+            assert not follower.hopeless.wait(0.15)
+        with path.open("w") as file:
+            for number in range(6):
+                print(f'{{"id":{{"namedSet":{{"id":"{number}"}}}}}}', file=file, flush=True)
+                assert not follower.hopeless.wait(0.15)
         assert follower.why is None
-        assert follower.hopeless.wait(5)
+        # that it still waits is none, be it said in a line or in an event
+        deadline = time.monotonic() + 5
+        with path.open("a") as file:
+            while not follower.hopeless.wait(0.1):
+                assert time.monotonic() < deadline
+                follower.line(f"[1 / 2] Compiling x.cc; {time.monotonic():.0f}s local")
+                print('{"id":{"progress":{}}}', file=file, flush=True)
     finally:
         follower.stop()
     assert follower.why is not None
     assert follower.why.kind == "disk"
+    assert (words[-23:] or "0 B free in /c/disk") in follower.why.found

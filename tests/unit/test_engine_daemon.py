@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tpuforge import host, mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images import daemon, debian, host
+from tpuforge.images import daemon
 
 
 @pytest.fixture
@@ -66,9 +67,11 @@ def test_debian_12_takes_docker_and_nothing_else_from_13(
     monkeypatch.setattr(host, "apt_install", lambda names, progress: installed.append([*names]))
     monkeypatch.setattr(daemon, "which", lambda name: "")
     monkeypatch.setattr(daemon, "can_install", lambda: True)
-    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian", "VERSION_ID": "12"})
-    monkeypatch.setattr(debian, "find_mirror", lambda: debian.Mirror("http://m.example/d", "", ""))
-    monkeypatch.setattr(debian, "keyring", lambda: Path("/k.gpg"))
+    monkeypatch.setattr(mirrors, "os_release", lambda: {"ID": "debian", "VERSION_ID": "12"})
+    monkeypatch.setattr(
+        mirrors, "find_mirror", lambda: mirrors.Mirror("http://m.example/d", "", "")
+    )
+    monkeypatch.setattr(mirrors, "keyring", lambda: Path("/k.gpg"))
     monkeypatch.setattr(daemon, "apt_install", lambda names, progress: installed.append([*names]))
     with Progress("test", quiet=True) as progress:
         daemon.ensure_packages(progress)
@@ -108,7 +111,7 @@ def test_the_service_is_left_off_only_where_docker_was_installed_here(
     monkeypatch.setattr(daemon, "which", lambda name: programs.get(name, ""))
     monkeypatch.setattr(daemon, "usable_dockerd", lambda: "/usr/sbin/dockerd")
     monkeypatch.setattr(daemon, "can_install", lambda: True)
-    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian", "VERSION_ID": "13"})
+    monkeypatch.setattr(mirrors, "os_release", lambda: {"ID": "debian", "VERSION_ID": "13"})
     monkeypatch.setattr(daemon, "apt_install", lambda names, progress: None)
     with Progress("test") as progress:
         daemon.ensure_packages(progress)

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 from reproduce_support import image, layer
+from tpuforge import layout as oci
 from tpuforge.errors import ForgeError
-from tpuforge.images import layout as oci
 from tpuforge.images import measure, plain, reproduce
 from tpuforge.images.loopback import Loopback
 from tpuforge.pip_settings import PipSettings

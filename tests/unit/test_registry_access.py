@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from tpuforge.console import Progress
-from tpuforge.errors import Exit, ForgeError
-from tpuforge.images.distribution import (
+from tpuforge.distribution import (
     Access,
     Client,
     TransientError,
     credentials,
     is_loopback,
 )
-from tpuforge.images.registry import Reference, Registry, explain, fallback_tag
+from tpuforge.errors import Exit, ForgeError
 from tpuforge.process import Completed
+from tpuforge.registry import Reference, Registry, explain, fallback_tag
 
 HEX = "0123456789abcdef" * 4
 Answer = tuple[int, dict[str, str], bytes]
@@ -272,7 +272,7 @@ def test_a_registry_without_tls_is_told_from_one_that_is_down(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as if it were not on the loopback, where this is found out
-    monkeypatch.setattr("tpuforge.images.distribution.is_loopback", lambda host: False)
+    monkeypatch.setattr("tpuforge.distribution.is_loopback", lambda host: False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(ForgeError, match="does not speak TLS") as caught:
         Client(server.address, "x", Access()).manifest("latest")
@@ -302,7 +302,7 @@ def test_a_registry_whose_disk_is_full_is_not_asked_again(server: Server, body: 
 
 def test_patience_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("tpuforge.images.registry.time.sleep", pauses.append)
+    monkeypatch.setattr("tpuforge.registry.time.sleep", pauses.append)
     server.answer = lambda method, path, auth: (503, {}, b"")
     with Progress("tests", quiet=True) as progress:
         registry = Registry(progress, tries=7)

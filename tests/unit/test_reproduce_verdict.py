@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reproduce_support import image, layer
-from tpuforge.images import layout as oci
+from tpuforge import layout as oci
 from tpuforge.images import reproduce
 from tpuforge.images.reproduce import Way
 

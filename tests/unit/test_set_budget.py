@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tpuforge import layout as oci
 from tpuforge.errors import ForgeError
 from tpuforge.images import budget
-from tpuforge.images import layout as oci
 from tpuforge.paths import ROOT
 
 MB = 1_000_000

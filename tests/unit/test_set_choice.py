@@ -16,6 +16,7 @@ from tpuforge.errors import ForgeError
 from tpuforge.images import bake, catalogue, choice, context
 from tpuforge.images.context import Target
 from tpuforge.paths import write_json
+from tpuforge.revision import Revision
 
 __all__ = ["checkout"]
 
@@ -150,9 +151,8 @@ def test_the_labels_are_complete_and_hold_nothing_of_the_checkout(checkout: Path
     target = Target("runtime", "3.11", "runtime", context.image_name("runtime", "3.11", PINS))
     base = bake.Base("oci-layout://x@sha256:1", "sha256:1", "tpuforge/debian:bookworm", ())
     with Progress("bake", quiet=True) as progress:
-        job = bake.Job(
-            target, PINS, context.read_inputs(target, PINS), {}, base, progress, load=False
-        )
+        inputs = context.read_inputs(target, PINS)
+        job = bake.Job(target, PINS, inputs, {}, base, progress, False, Revision(None))
         labels = bake._described(job)
     kept = {name: labels[f"org.opencontainers.image.{name}"] for name in ("source", "revision")}
     assert kept == {
@@ -191,6 +191,7 @@ def test_the_set_tells_what_is_baked_and_how_it_was_judged(checkout: Path) -> No
         "layers": [],
         "key": "1",
         "inputs": {},
+        "source": {"commit": None, "dirty": False, "why": "no git"},
         "notes": [],
         "run_line": "docker run",
     }

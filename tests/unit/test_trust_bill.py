@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tpuforge.images import attest, licences, sbom
-from trust_support import DIGESTS, SITE, files, labels, lock_text, make
+from tpuforge.release import licences
+from trust_support import DIGESTS, SITE, Toy, files, labels, lock_text, make
 
 
 @pytest.mark.parametrize(
@@ -214,31 +214,32 @@ def test_a_standalone_python_is_told_with_its_archive(tmp_path: Path) -> None:
     assert toy.about("verify")["exit_code"] == 0
 
 
-def test_a_commit_that_was_named_stays_when_the_checkout_moves_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy = make(tmp_path)
-    monkeypatch.setattr(sbom, "_changed", lambda image, pins: [])
-    monkeypatch.setattr(attest, "checkout", lambda: attest.Checkout("a" * 40))
-    assert toy.about("sbom", "--release")["status"] == "done"
-    before = toy.document("provenance.json")
-    assert "a" * 40 in json.dumps(before)
-    monkeypatch.setattr(attest, "checkout", lambda: attest.Checkout("b" * 40, dirty=True))
-    assert toy.about("sbom", "--release")["status"] == "unchanged"
-    monkeypatch.undo()
-    assert toy.about("sbom")["status"] == "unchanged"
-    # another bake of the same bytes is another story
+def note_source(toy: Toy, **source: object) -> None:
+    """Have the bake's record tell of the commit, as the bake does."""
     record = json.loads((toy.folder / "image.json").read_text())
-    record["inputs"]["the lock"] = "y"
+    record["source"] = {"commit": None, "dirty": False, "why": "", **source}
     (toy.folder / "image.json").write_text(json.dumps(record))
-    assert toy.about("sbom")["status"] == "done"
-    assert "a" * 40 not in json.dumps(toy.document("provenance.json"))
 
 
-def test_a_checkout_with_changes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_the_one_that_the_bake_noted(tmp_path: Path) -> None:
     toy = make(tmp_path)
-    monkeypatch.setattr(sbom, "_changed", lambda image, pins: [])
-    monkeypatch.setattr(attest, "checkout", lambda: attest.Checkout("b" * 40, dirty=True))
+    note_source(toy, commit="a" * 40)
+    assert toy.about("sbom", "--release")["status"] == "done"
+    source = toy.document("provenance.json")["predicate"]["buildDefinition"][
+        "resolvedDependencies"
+    ][0]
+    assert source["digest"] == {"gitCommit": "a" * 40}
+    assert "annotations" not in source
+    assert toy.about("sbom", "--release")["status"] == "unchanged"
+    # another bake of the same bytes is another story
+    note_source(toy, commit="b" * 40)
+    assert toy.about("sbom")["status"] == "done"
+    assert "b" * 40 in json.dumps(toy.document("provenance.json"))
+
+
+def test_a_checkout_with_changes_is_told(tmp_path: Path) -> None:
+    toy = make(tmp_path)
+    note_source(toy, commit="b" * 40, dirty=True)
     assert any("with changes beside its commit" in one for one in toy.about("sbom")["notes"])
     materials = toy.document("provenance.json")["predicate"]["buildDefinition"]
     source = materials["resolvedDependencies"][0]

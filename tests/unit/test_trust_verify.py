@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from tpuforge import host, mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images import attest, bill, cosign, debian, host, referrers
-from tpuforge.images.cosign import Signer
-from tpuforge.images.layout import Blob
-from tpuforge.images.registry import Reference, Registry
+from tpuforge.layout import Blob
+from tpuforge.registry import Reference, Registry
+from tpuforge.release import attest, bill, cosign, referrers
+from tpuforge.release.cosign import Signer
 from trust_support import DIGESTS, SITE, Toy, files, labels, make, record
 
 ATTACHED = "documents attached, each of its digest and of this image"
@@ -248,7 +249,7 @@ def test_cosign_is_taken_from_debian_where_it_can_be(
     monkeypatch.setattr(host, "apt_install", lambda names, progress: installed.extend(names))
     monkeypatch.setattr(host, "take_from_next", lambda name, names, progress: taken.extend(names))
     release = {"ID": "debian", "VERSION_ID": "12" if debian_12 else "13"}
-    monkeypatch.setattr(debian, "os_release", lambda: release)
+    monkeypatch.setattr(mirrors, "os_release", lambda: release)
     with Progress("test", quiet=True) as progress:
         assert cosign.program(progress) == "/usr/bin/cosign"
     assert installed == ["cosign"]

@@ -19,15 +19,15 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import bare, budget, builder, context, overlay, simulation
-from tpuforge.images import layout as oci
 from tpuforge.images.base import ensure_base, named_base
 from tpuforge.images.choice import (
     ONE_FOR_ALL,
@@ -41,10 +41,11 @@ from tpuforge.images.choice import (
 from tpuforge.images.context import IMAGES, MORE, Inputs, Target, base_set
 from tpuforge.images.engine import ensure_engine
 from tpuforge.images.overlay import read_wheel
-from tpuforge.images.records import read_record
 from tpuforge.paths import exclusive, out_dir, write_atomic, write_json
 from tpuforge.pins import Pins, load
 from tpuforge.process import Completed, clean_env, run
+from tpuforge.records import read_record
+from tpuforge.revision import Revision, revision
 from tpuforge.verb import Outcome, parser, run_verb
 
 __all__ = ["SCHEMA", "bake", "choose", "explain", "images", "main", "read_finished", "recipe"]
@@ -73,6 +74,7 @@ _FORM = {
     "layers": [{"digest": str, "compressed_bytes": int, "unpacked_bytes": int, "what": str}],
     "key": str,
     "inputs": dict,
+    "source": dict,
     "notes": [str],
     "run_line": str,
 }
@@ -109,6 +111,7 @@ class Job:
         base: What it stands on.
         progress: Told what happens.
         load: Whether the engine is to have the image too.
+        source: The commit that it is made from.
     """
 
     target: Target
@@ -118,6 +121,7 @@ class Job:
     base: Base
     progress: Progress
     load: bool
+    source: Revision
 
     @property
     def layout(self) -> Path:
@@ -167,6 +171,7 @@ def bake(
         ground = _base(target, pins, progress, release=release, named=base, verify=False)
         # only now: waiting and making a base take long enough for someone to edit a file
         inputs = how.read_inputs(target, pins)
+        source = revision()
         key = inputs.key(ground.digest)
         record = read_finished(target)
         why = "asked for with --no-cache" if no_cache else _stale(target, record, key, inputs)
@@ -174,17 +179,19 @@ def bake(
             loaded: bool | None = not load or _in_engine(engine, record)
             if not loaded:
                 _load(engine, target, target.finished / "oci", progress)
-            _refresh(target, record, engine)
+            _refresh(target, record, engine, source)
             if fallback and not _has_fallback(target, record):
                 how.prepare(target, inputs, pins, progress)
                 ground = _base(target, pins, progress, release=release, named=base, verify=True)
-                _fall_back(Job(target, pins, inputs, engine, ground, progress, load), record)
+                _fall_back(
+                    Job(target, pins, inputs, engine, ground, progress, load, source), record
+                )
                 loaded = None
             return _outcome(record, loaded=loaded)
         progress.note(f"baking {target.name}: {why}")
         how.prepare(target, inputs, pins, progress)
         ground = _base(target, pins, progress, release=release, named=base, verify=True)
-        job = Job(target, pins, inputs, engine, ground, progress, load)
+        job = Job(target, pins, inputs, engine, ground, progress, load, source)
         image = _build(job, no_cache=no_cache)
         contents = _inspect(job, image)
         try:
@@ -324,9 +331,17 @@ def read_finished(target: Target) -> dict[str, Any] | None:
     return read_record(target.finished / "image.json", SCHEMA, _FORM)
 
 
-def _refresh(target: Target, record: dict[str, Any], engine: Mapping[str, Any]) -> None:
-    """Have the lines lead to the engine that is there now; another one may have baked the image."""
-    here = local_lines(engine, target)
+def _refresh(
+    target: Target, record: dict[str, Any], engine: Mapping[str, Any], source: Revision
+) -> None:
+    """Renew what may change while the image does not.
+
+    Another engine may have baked it; and what was baked from files with changes may be what a
+    commit holds by now.
+    """
+    here: dict[str, Any] = local_lines(engine, target)
+    if source.exact and not Revision(**record["source"]).exact:
+        here["source"] = asdict(source)
     if all(record.get(name) == line for name, line in here.items()):
         return
     record |= here
@@ -679,6 +694,7 @@ def _record(job: Job, image: oci.Image, contents: Sequence[oci.Content]) -> dict
         "suite_sha256": inputs.suite_sha256,
         "notes": [*base.notes, *_wheel_notes(target, job.pins)],
         "overlay": _overlay(target, inputs),
+        "source": asdict(job.source),
         "gzip": None,
         "run_line": recipe(target).run_line(target.name),
         **local_lines(job.engine, target),

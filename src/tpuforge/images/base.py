@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from tpuforge import mirrors
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.host import apt_install, can_install, remove_tree, which
 from tpuforge.images import debian, oci, standalone
-from tpuforge.images.host import apt_install, can_install, remove_tree, which
-from tpuforge.images.records import read_record
 from tpuforge.paths import (
     exclusive,
     out_dir,
@@ -34,6 +34,7 @@ from tpuforge.paths import (
 )
 from tpuforge.pins import Pins, Standalone, Suite, load
 from tpuforge.process import clean_env, run
+from tpuforge.records import read_record
 from tpuforge.verb import Outcome, parser, run_verb
 
 SCHEMA = "tpuforge.base/1"
@@ -262,7 +263,7 @@ def _ensure_tools(progress: Progress) -> None:
     """Have mmdebstrap and Debian's keyring, or say how to get them."""
     missing = [name for name in ("mmdebstrap",) if not which(name)]
     try:
-        debian.keyring()
+        mirrors.keyring()
     except ForgeError:
         missing.append("debian-archive-keyring")
     if missing and can_install():

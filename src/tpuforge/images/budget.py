@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from tpuforge import layout as oci
 from tpuforge.console import size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
 from tpuforge.images.tree import budget
 
 SHOWN = 10

@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from tpuforge import mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images import debian
-from tpuforge.images.host import (
+from tpuforge.host import (
     apt_install,
     can_install,
     distributions,
@@ -120,7 +120,7 @@ def ensure_packages(progress: Progress) -> None:
     packages = [*_DOCKER, "ca-certificates"]
     if _kernel_has_apparmor() and not which("apparmor_parser"):
         packages.append("apparmor")
-    release = debian.os_release()
+    release = mirrors.os_release()
     if release.get("ID") == "debian" and release.get("VERSION_ID") == "12":
         _add_next_suite(progress)
     elif "ubuntu" in distributions():

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpuforge import layout as oci
 from tpuforge.errors import ForgeError
-from tpuforge.images import layout as oci
-from tpuforge.images.host import which
+from tpuforge.host import which
 from tpuforge.process import run
 
 _KINDS = {

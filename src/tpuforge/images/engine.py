@@ -18,11 +18,11 @@ from typing import Any
 
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
+from tpuforge.host import can_install, which
 from tpuforge.images import daemon
-from tpuforge.images.host import can_install, which
-from tpuforge.images.records import read_record
 from tpuforge.paths import exclusive, home, out_dir, read_json, write_json
 from tpuforge.process import Completed, clean_env, run
+from tpuforge.records import read_record
 from tpuforge.verb import Outcome, parser, run_verb
 
 SCHEMA = "tpuforge.engine/1"

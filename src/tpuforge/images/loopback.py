@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images.host import apt_install, can_install, which
+from tpuforge.host import apt_install, can_install, which
 from tpuforge.paths import json_text
 from tpuforge.process import run
 

@@ -30,21 +30,21 @@ from typing import Any
 
 from packaging.version import Version
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
+from tpuforge.host import remove_tree
 from tpuforge.images.choice import choose
 from tpuforge.images.context import Target, base_set
-from tpuforge.images.host import remove_tree
 from tpuforge.images.loopback import Loopback, loopback
 from tpuforge.images.plain import NAME as PLAIN
 from tpuforge.images.plain import Plain
-from tpuforge.images.registry import Reference, Registry
 from tpuforge.images.reproduce import FEWEST, fill, reproduce
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, exclusive, out_dir, write_json
 from tpuforge.pins import load
 from tpuforge.process import clean_env, redact, run
+from tpuforge.registry import Reference, Registry
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "measure"

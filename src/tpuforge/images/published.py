@@ -14,17 +14,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
 from tpuforge.images.bake import SCHEMA
 from tpuforge.images.base import ensure_base
 from tpuforge.images.choice import choose, recipe
 from tpuforge.images.context import Target, base_set
-from tpuforge.images.records import read_record
-from tpuforge.images.registry import Reference, Registry
 from tpuforge.paths import write_atomic
 from tpuforge.pins import Pins
+from tpuforge.records import read_record
+from tpuforge.registry import Reference, Registry
 
 BASE = "org.opencontainers.image.base.digest"
 _VERSION = "org.opencontainers.image.version"

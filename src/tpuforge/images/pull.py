@@ -12,19 +12,19 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
+from tpuforge.host import which
 from tpuforge.images.engine import ClassicError, ensure_engine, user_target
-from tpuforge.images.host import which
-from tpuforge.images.registry import (
+from tpuforge.paths import exclusive, out_dir, write_json
+from tpuforge.process import clean_env, run
+from tpuforge.registry import (
     Reference,
     Registry,
     add_options,
     from_options,
 )
-from tpuforge.paths import exclusive, out_dir, write_json
-from tpuforge.process import clean_env, run
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "pull"

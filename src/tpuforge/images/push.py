@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
-from tpuforge.images.records import read_record
-from tpuforge.images.registry import (
+from tpuforge.paths import exclusive, out_dir, read_json, write_json
+from tpuforge.pins import load
+from tpuforge.records import read_record
+from tpuforge.registry import (
     Copied,
     Reference,
     Registry,
@@ -29,8 +31,6 @@ from tpuforge.images.registry import (
     from_options,
     read_referrers,
 )
-from tpuforge.paths import exclusive, out_dir, read_json, write_json
-from tpuforge.pins import load
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "push"

@@ -20,19 +20,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tpuforge import layout as oci
+from tpuforge import registry
 from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
-from tpuforge.images import published, registry
+from tpuforge.host import which
+from tpuforge.images import published
 from tpuforge.images.choice import choose
 from tpuforge.images.context import Target
 from tpuforge.images.differences import compare, look_into
 from tpuforge.images.engine import ensure_engine
-from tpuforge.images.host import which
-from tpuforge.images.records import read_record
 from tpuforge.paths import ROOT, exclusive, out_dir
 from tpuforge.pins import load
 from tpuforge.process import clean_env, run
+from tpuforge.records import read_record
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "reproduce"

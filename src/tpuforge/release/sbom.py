@@ -18,15 +18,9 @@ from typing import Any
 from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import attest, baked, bill, inventory, referrers
-from tpuforge.images import layout as oci
-from tpuforge.images.baked import Baked
-from tpuforge.images.bill import Part, Subject
-from tpuforge.images.inventory import VENV, Inventory, Layer
-from tpuforge.images.licences import NONE
-from tpuforge.images.records import read_record
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import (
     ROOT,
@@ -39,6 +33,13 @@ from tpuforge.paths import (
     write_json,
 )
 from tpuforge.pins import Pins, load
+from tpuforge.records import read_record
+from tpuforge.release import attest, baked, bill, inventory, referrers
+from tpuforge.release.baked import Baked
+from tpuforge.release.bill import Part, Subject
+from tpuforge.release.inventory import VENV, Inventory, Layer
+from tpuforge.release.licences import NONE
+from tpuforge.revision import Revision
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "sbom"
@@ -51,7 +52,6 @@ HEALTH = "health.json"
 _FORM = {
     "subject": str,
     "key": str,
-    "inputs_sha256": str,
     "source": dict,
     "figures": dict,
     "referrers": [{"artifact_type": str, "digest": str, "size": int, "file": str}],
@@ -189,51 +189,17 @@ def subject_of(image: Baked, pins: Pins) -> Subject:
     )
 
 
-def _source(image: Baked, pins: Pins) -> attest.Checkout:
-    """The commit that the image was baked from, as far as it can be known.
-
-    What the documents of before tell of this very bake stays true when the checkout moves on.
-    """
-    before = record_of(image)
-    if before is not None and before["inputs_sha256"] == _inputs(image):
-        commit = before["source"].get("commit")
-        if isinstance(commit, str) and not before["source"].get("dirty"):
-            return attest.Checkout(commit)
-    found = attest.checkout()
-    if found.commit is None:
-        return found
-    changed = _changed(image, pins)
-    if changed:
-        return attest.Checkout(None, why=f"{', '.join(changed)} changed since the bake")
-    return found
-
-
-def _inputs(image: Baked) -> str:
-    """One digest of the inputs of a bake."""
-    return sha256_text(json.dumps(image.record["inputs"], sort_keys=True))
-
-
-def _changed(image: Baked, pins: Pins) -> list[str]:
-    """The inputs of a bake that the checkout has otherwise by now."""
-    # the bake's own way to read them; imported here since a report does not need it
-    from tpuforge.images import bake  # noqa: PLC0415
-
-    record = image.record
-    options = argparse.Namespace(
-        image=record["image"], python=record["python"] or None, flavour=record["flavour"] or None
+def _source(image: Baked) -> Revision:
+    """The commit that the image was baked from, as its bake noted it."""
+    noted = image.record.get("source")
+    if not isinstance(noted, dict):
+        return Revision(None, why="its bake did not note the commit")
+    commit = noted.get("commit")
+    return Revision(
+        commit if isinstance(commit, str) else None,
+        bool(noted.get("dirty")),
+        str(noted.get("why") or ""),
     )
-    try:
-        target = bake.choose(options, pins)
-        now = bake.recipe(target).read_inputs(target, pins).parts
-    except ForgeError as error:
-        # such as a lock that is gone, or an image that the tree no longer has
-        return [f"what it was baked from ({error.found})"]
-    before = record["inputs"]
-    # a given wheel gives the image another name; its digest is a material of its own
-    skipped = {"the image's name", "the wheel that was given"} if record.get("overlay") else set()
-    return [
-        name for name, value in now.items() if name not in skipped and before.get(name) != value
-    ]
 
 
 def _health(image: Baked) -> bytes | None:
@@ -249,7 +215,7 @@ def _health(image: Baked) -> bytes | None:
 
 
 def _key(
-    image: Baked, pins: Pins, base: tuple[Path, dict[str, Any]] | None, source: attest.Checkout
+    image: Baked, pins: Pins, base: tuple[Path, dict[str, Any]] | None, source: Revision
 ) -> str:
     """The hash of all that the documents depend on."""
     here = Path(__file__).parent
@@ -366,7 +332,7 @@ def write(
     Raises:
         ForgeError: If the image is not what its locks and its base say; exit code 1.
     """
-    source = _source(image, pins)
+    source = _source(image)
     if release and (source.commit is None or source.dirty):
         raise ForgeError(
             f"{image.slug}: the commit that it was baked from is not known: "
@@ -419,7 +385,6 @@ def write(
         "schema": SCHEMA,
         "subject": subject.digest,
         "key": key,
-        "inputs_sha256": _inputs(image),
         "source": {"commit": source.commit, "dirty": source.dirty},
         "referrers": [
             {
@@ -449,7 +414,7 @@ def _damaged(image: Baked, progress: Progress) -> list[oci.Blob]:
 
 
 def _outcome(
-    image: Baked, record: Mapping[str, Any], source: attest.Checkout, *, unchanged: bool
+    image: Baked, record: Mapping[str, Any], source: Revision, *, unchanged: bool
 ) -> Outcome:
     figures = record["figures"]
     what = ", ".join(

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table
+from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import baked, cosign, referrers, sbom
-from tpuforge.images import layout as oci
-from tpuforge.images.baked import Baked
-from tpuforge.images.cosign import Cosign, NotSignedError, Signer
-from tpuforge.images.distribution import NotThereError
-from tpuforge.images.registry import Reference, Registry, add_options, from_options
 from tpuforge.paths import read_json
 from tpuforge.pins import load
+from tpuforge.registry import Reference, Registry, add_options, from_options
+from tpuforge.release import baked, cosign, referrers, sbom
+from tpuforge.release.baked import Baked
+from tpuforge.release.cosign import Cosign, NotSignedError, Signer
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "sign"

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tpuforge import mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images import debian
 from tpuforge.paths import write_atomic
 from tpuforge.process import clean_env, run
 
@@ -30,7 +30,7 @@ def can_install() -> bool:
 
 def distributions() -> set[str]:
     """The machine's distribution and those it is made from, such as ``{"ubuntu", "debian"}``."""
-    release = debian.os_release()
+    release = mirrors.os_release()
     return {release.get("ID", ""), *release.get("ID_LIKE", "").split()} - {""}
 
 
@@ -113,10 +113,10 @@ def take_from_next(name: str, packages: Sequence[str], progress: Progress) -> No
     lines = [
         f"# Written by tpuforge: {name} from Debian 13. Remove this file to undo.",
         "Types: deb",
-        f"URIs: {debian.find_mirror().main}",
+        f"URIs: {mirrors.find_mirror().main}",
         f"Suites: {_NEXT}",
         "Components: main",
-        f"Signed-By: {debian.keyring()}",
+        f"Signed-By: {mirrors.keyring()}",
     ]
     write_atomic(sources, "\n".join(lines) + "\n")
     lines = [

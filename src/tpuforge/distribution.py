@@ -1,6 +1,6 @@
 """The small requests to a registry: manifests, whether a blob is there, and single blobs.
 
-What takes long, the copying of whole images, is skopeo's (:mod:`tpuforge.images.registry`). This
+What takes long, the copying of whole images, is skopeo's (:mod:`tpuforge.registry`). This
 speaks the OCI distribution API for what no version of skopeo does byte for byte: it puts a manifest
 under a tag exactly as it is, and takes one blob by its digest. Where there is no skopeo, it sends
 and takes all blobs, one after the other. Only the standard library is used.

@@ -20,10 +20,9 @@ from typing import Any
 from tpuforge import __version__
 from tpuforge.disclosure import blot, given, secrets
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images.bill import Part, Subject
-from tpuforge.images.licences import NONE
-from tpuforge.paths import ROOT
-from tpuforge.process import run
+from tpuforge.release.bill import Part, Subject
+from tpuforge.release.licences import NONE
+from tpuforge.revision import Revision
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -32,44 +31,12 @@ BUILD_TYPE = "pkg:generic/tpuforge?format=bake-1#docs/sbom.md"
 BUILDER = "pkg:generic/tpuforge#bake"
 """Who made an image: this project's bake."""
 
-_SOURCES = ("images", "lock", "smoke", "src")
-_GIT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Checkout:
-    """The state of the checkout that an image was baked from.
-
-    Attributes:
-        commit: The commit, 40 hex digits; None where there is no git, or where the checkout has
-            other inputs by now than the image.
-        dirty: Whether files that a bake reads differ from that commit.
-        why: Why there is no commit; empty if there is one.
-    """
-
-    commit: str | None
-    dirty: bool = False
-    why: str = ""
-
-
-def checkout() -> Checkout:
-    """The commit of this checkout, and whether what a bake reads differs from it."""
-    here = ["git", "-C", str(ROOT)]
-    try:
-        head = run([*here, "rev-parse", "--verify", "HEAD"], timeout=_GIT_S, check=False)
-        if head.code != 0:
-            return Checkout(None, why="the checkout is no git repository")
-        state = run([*here, "status", "--porcelain", "--", *_SOURCES], timeout=_GIT_S)
-    except ForgeError as error:
-        return Checkout(None, why=error.found)
-    return Checkout(head.output.strip(), bool(state.output.strip()))
-
 
 def statement(
     subject: Subject,
     record: Mapping[str, Any],
     found: Sequence[Part],
-    source: Checkout,
+    source: Revision,
 ) -> dict[str, Any]:
     """The statement of an image.
 
@@ -77,7 +44,7 @@ def statement(
         subject: The image.
         record: Its ``image.json``.
         found: What is in it.
-        source: The checkout.
+        source: The state of the checkout at its bake.
 
     Returns:
         A JSON object.
@@ -116,7 +83,7 @@ def statement(
 
 
 def _materials(
-    record: Mapping[str, Any], found: Sequence[Part], source: Checkout
+    record: Mapping[str, Any], found: Sequence[Part], source: Revision
 ) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     if source.commit:

@@ -1,4 +1,4 @@
-"""Reading back what this stage wrote: a record is taken whole, or it counts as missing."""
+"""Reading back what a stage wrote: a record is taken whole, or it counts as missing."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images.layout import Blob
+from tpuforge.layout import Blob
 from tpuforge.paths import write_atomic
 
 CYCLONEDX = "application/vnd.cyclonedx+json"

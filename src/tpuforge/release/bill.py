@@ -33,8 +33,8 @@ from packaging.utils import canonicalize_name
 
 from tpuforge import __version__
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import licences
-from tpuforge.images.inventory import VENV, Deb, Inventory, Wheel
+from tpuforge.release import licences
+from tpuforge.release.inventory import VENV, Deb, Inventory, Wheel
 
 _TYPES = {
     "deb": ComponentType.LIBRARY,

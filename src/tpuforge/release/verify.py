@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress
+from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import attest, baked, bill, cosign, installed, inventory, referrers, sbom
-from tpuforge.images import layout as oci
-from tpuforge.images.baked import Baked
-from tpuforge.images.cosign import Cosign, Signer
-from tpuforge.images.distribution import NotThereError
-from tpuforge.images.inventory import Inventory
-from tpuforge.images.referrers import Referrer
-from tpuforge.images.registry import Reference, Registry, add_options, from_options
 from tpuforge.paths import out_dir
 from tpuforge.pins import load
+from tpuforge.registry import Reference, Registry, add_options, from_options
+from tpuforge.release import attest, baked, bill, cosign, installed, inventory, referrers, sbom
+from tpuforge.release.baked import Baked
+from tpuforge.release.cosign import Cosign, Signer
+from tpuforge.release.inventory import Inventory
+from tpuforge.release.referrers import Referrer
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "verify"

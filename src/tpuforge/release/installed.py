@@ -18,8 +18,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tpuforge.images.inventory import ENVIRONMENTS, Inventory, Wheel
 from tpuforge.paths import out_dir, sha256_file
+from tpuforge.release.inventory import ENVIRONMENTS, Inventory, Wheel
 
 # what pip writes itself, and what a launcher is made of: not a file of the wheel
 _PIPS_OWN = ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json")

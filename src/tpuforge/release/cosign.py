@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpuforge import host, mirrors
 from tpuforge.console import Progress
+from tpuforge.distribution import Client
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import debian, host
-from tpuforge.images.distribution import Client
-from tpuforge.images.registry import Reference, Registry
 from tpuforge.paths import user_path, write_atomic
 from tpuforge.process import Completed, clean_env, run
+from tpuforge.registry import Reference, Registry
 
 _SIGN_S = 300.0
 _VERIFY_S = 120.0
@@ -116,7 +116,7 @@ def program(progress: Progress) -> str:
     if found:
         return found
     if host.can_install():
-        release = debian.os_release()
+        release = mirrors.os_release()
         if release.get("ID") == "debian" and release.get("VERSION_ID") == "12":
             # it needs no newer C library than that of Debian 12
             host.take_from_next("cosign", ["cosign"], progress)

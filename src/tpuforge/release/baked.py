@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpuforge import layout as oci
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import layout as oci
-from tpuforge.images.records import read_record
 from tpuforge.paths import out_dir
 from tpuforge.pins import Pins
+from tpuforge.records import read_record
 
 SCHEMA = "tpuforge.image/1"
 # what the verbs about an image read of its record

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images.zstd import Reader
 from tpuforge.paths import sha256_file, write_atomic
+from tpuforge.zstd import Reader
 
 _MARK = b'{"imageLayoutVersion":"1.0.0"}'
 # a package of its own, not one that another package carries inside

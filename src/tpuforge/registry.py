@@ -1,7 +1,7 @@
 """Images in a registry: put there, taken from there, and read, always by digest.
 
 skopeo copies whole images, byte for byte and only what is missing. The small requests around it,
-and all of them where there is no skopeo, are those of :mod:`tpuforge.images.distribution`. A tag is
+and all of them where there is no skopeo, are those of :mod:`tpuforge.distribution`. A tag is
 put last, after everything that it stands for, and nothing that a registry says is believed: what it
 gives is checked by digest.
 
@@ -26,11 +26,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from tpuforge import distribution, host
+from tpuforge import layout as oci
 from tpuforge.console import Progress, size
+from tpuforge.distribution import INDEX, Access, Client, NotThereError, TransientError
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import distribution, host
-from tpuforge.images import layout as oci
-from tpuforge.images.distribution import INDEX, Access, Client, NotThereError, TransientError
 from tpuforge.paths import out_dir, sha256_file, user_path, write_atomic, write_json
 from tpuforge.process import Completed, clean_env, run
 

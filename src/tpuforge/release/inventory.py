@@ -25,9 +25,9 @@ from typing import IO, Any
 
 from packaging.utils import canonicalize_name
 
+from tpuforge import layout as oci
 from tpuforge.console import Progress
-from tpuforge.images import layout as oci
-from tpuforge.images import licences
+from tpuforge.release import licences
 
 LOCK = "opt/tpuforge/lock.txt"
 FACTS = ("opt/tpuforge/image.json", "simulator.json")

@@ -24,13 +24,14 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from tpuforge import host
 from tpuforge.console import Progress, print_table
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images import baked, bill, host, sbom
-from tpuforge.images.baked import Baked
 from tpuforge.paths import ROOT, out_dir, user_path
 from tpuforge.pins import load
 from tpuforge.process import Completed, clean_env, run
+from tpuforge.release import baked, bill, sbom
+from tpuforge.release.baked import Baked
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "scan"
