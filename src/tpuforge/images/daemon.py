@@ -34,6 +34,8 @@ OLDEST = 26
 """The oldest engine with BuildKit 0.13, for daemons that do not tell their BuildKit's version."""
 
 # containerd refuses longer socket paths, before the kernel does (107)
+_KEPT_CACHE = "20GB"
+"""What the private engine keeps of its build cache; the whole set of images leaves some 15 GB."""
 _SOCKET_LIMIT = 104
 _LONGEST_SOCKET = "exec/containerd/containerd.sock.ttrpc"
 _START_S = 60.0
@@ -233,6 +235,9 @@ def start(progress: Progress) -> int:
     _check_file_system()
     config = {
         "features": {"containerd-snapshotter": True},
+        # every new base or suite leaves what was built on the old one: without a bound a week of
+        # bakes fills a disk
+        "builder": {"gc": {"enabled": True, "defaultKeepStorage": _KEPT_CACHE}},
         "data-root": str(folder() / "data"),
         "exec-root": str(runs / "exec"),
         "pidfile": str(_pid_path()),
