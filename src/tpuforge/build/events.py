@@ -17,18 +17,21 @@ from __future__ import annotations
 
 import base64
 import binascii
+import collections
 import json
+import os
 import re
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tpuforge.build.checkout import TARGET
+from tpuforge.console import size
 from tpuforge.process import redact
 
 TAIL_LINES = 40
@@ -36,9 +39,15 @@ TAIL_LINES = 40
 
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARS = 400
+_RECENT_LINES = 16
 _POLL_S = 0.25
-# Bazel may wait for ever on a full disk (2.1.0 does, when it cannot write its own log)
+# Bazel may wait for ever on a full disk (2.1.0 does, when it cannot write its own log), and not
+# always has it said so: what it wanted to say may be what found no room
 _FULL_S = 20.0
+# what still counts as a full disk: Bazel writes in pieces, and the last one seldom fits
+_NO_ROOM = 1 << 20
+# an idle server of Bazel uses far less of a processor in that time, a compiler far more
+_BUSY_S = 1.0
 
 # the exit codes of Bazel that tell more than "failed"
 _USAGE = 2
@@ -56,6 +65,7 @@ _ENDED = re.compile(r" failed:? \((?:Exit (\d+)|([A-Z][a-z]+(?: [a-z]+)?))\)")
 _STEP = re.compile(r"^\[([\d,]+) / ([\d,]+)\] ?(.*)$")
 _RUNNING = re.compile(r"\s*(?:\.\.\. )?\((?:\d+ actions, )?(\d+)(?: actions?)? running\)$")
 _SECONDS = re.compile(r"; \d+s [\w, -]+$")
+_WAITED = re.compile(r"; \d+s\b")
 _PHASE = re.compile(r"^(Loading|Analyzing): (.*)$")
 _COUNTS = re.compile(r"(\d+ packages? loaded(?:, \d+ targets? configured)?)")
 _FETCHING = re.compile(r"^\s+Fetching (.+)$")
@@ -642,6 +652,64 @@ def _of_source(
     return None
 
 
+class Standstill:
+    """Tells a build that stands still on a full disk, where Bazel may wait for ever.
+
+    Bazel's own words are one sign of a full disk; the free space is another, for a Bazel that
+    fell silent. Neither is enough: while something is done, or computed, the build goes on, and
+    may end by itself.
+
+    Args:
+        folders: What Bazel writes to; they need not be there yet.
+        spent: Says how many seconds of processor time Bazel and what it runs have used so far.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path] = (), spent: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._folders = folders
+        self._spent = spent
+        self._since: tuple[float, int, float] | None = None
+
+    def look(self, now: float, signs: int, words: str) -> str:
+        """Look once; to be called again and again.
+
+        Args:
+            now: The time, in seconds.
+            signs: How many signs of progress the build has given so far.
+            words: Bazel's own words for a full disk; empty if it said none.
+
+        Returns:
+            How a full disk shows, once there was no progress for 20 s; empty before.
+        """
+        full = words or next(filter(None, map(_lacks, self._folders)), "")
+        if not full:
+            self._since = None
+            return ""
+        spent = self._spent()
+        if self._since is not None:
+            began, signs_then, spent_then = self._since
+            # what was used grows less when a process ends: that is a change as well
+            if signs == signs_then and abs(spent - spent_then) <= _BUSY_S:
+                return full if now - began > _FULL_S else ""
+        self._since = (now, signs, spent)
+        return ""
+
+
+def _lacks(folder: Path) -> str:
+    """What the file system of a folder has run out of, for people; empty if of nothing."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return ""
+    # what is kept back is kept for root
+    free = room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
+    if free < _NO_ROOM:
+        return f"{size(free)} free in {folder}"
+    # some file systems do not count their inodes, and say 0 of 0
+    return f"no inode free in {folder}" if room.f_files and not room.f_ffree else ""
+
+
 class Follower:
     """Follows a running build, and says in one line how far it is.
 
@@ -651,14 +719,18 @@ class Follower:
     Args:
         path: The file that ``--build_event_json_file`` names; it may not be there yet.
         show: Called with one line whenever there is something new to say.
+        standstill: Tells whether the build stands still on a full disk.
 
     Attributes:
         hopeless: Set when the build cannot go on and does not end either; see :attr:`why`.
     """
 
-    def __init__(self, path: Path, show: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, show: Callable[[str], None], standstill: Standstill | None = None
+    ) -> None:
         self._path = path
         self._show = show
+        self._standstill = standstill or Standstill()
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -667,13 +739,16 @@ class Follower:
         self._steps: tuple[int, int, int, str] | None = None
         self._failed: list[str] = []
         self._said = ""
-        self._full: tuple[float, str] | None = None
+        self._words = ""
+        self._full = ""
+        self._signs = 0
+        self._recent: collections.deque[str] = collections.deque(maxlen=_RECENT_LINES)
         self.hopeless = threading.Event()
 
     @property
     def why(self) -> Cause | None:
         """Why the build is hopeless; None while it is not."""
-        return _full(self._full[1]) if self._full and self.hopeless.is_set() else None
+        return _full(self._full) if self.hopeless.is_set() else None
 
     def start(self) -> None:
         """Begin to read the file of events."""
@@ -693,12 +768,17 @@ class Follower:
             text: The line, without its end.
         """
         full = _DISK.search(text)
-        if full is not None and self._full is None:
-            self._full = (time.monotonic(), full[0])
         step = _STEP.match(text)
         phase = _PHASE.match(text)
         fetching = _FETCHING.match(text)
         with self._lock:
+            if full is not None and not self._words:
+                self._words = full[0]
+            # Bazel says again and again that it still waits, and for how long
+            bare = _WAITED.sub("", text)
+            if bare not in self._recent:
+                self._recent.append(bare)
+                self._signs += 1
             if step is not None:
                 done, total = (int(number.replace(",", "")) for number in step.groups()[:2])
                 self._steps = (done, total, *_running(step[3]))
@@ -717,8 +797,6 @@ class Follower:
         position, rest = 0, b""
         while True:
             last = self._over.wait(_POLL_S)
-            if self._full is not None and time.monotonic() - self._full[0] > _FULL_S:
-                self.hopeless.set()
             try:
                 with self._path.open("rb") as file:
                     file.seek(position)
@@ -731,8 +809,21 @@ class Follower:
                 self._event(line)
             if last:
                 return
+            self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            signs, words = self._signs, self._words
+        full = self._standstill.look(time.monotonic(), signs, words)
+        if full and not self.hopeless.is_set():
+            self._full = full
+            self.hopeless.set()
 
     def _event(self, line: bytes) -> None:
+        # what Bazel says is told as an event too, and was counted as a line
+        if not line.startswith(b'{"id":{"progress"'):
+            with self._lock:
+                self._signs += 1
         # the file is large, and few of its events are of use here: look before parsing
         if not line.startswith(b'{"id":{"actionCompleted"') or b'"success":true' in line:
             return

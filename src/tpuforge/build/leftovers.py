@@ -46,6 +46,7 @@ class _Process:
     number: int
     parent: int
     session: int
+    ticks: int
 
 
 def end_all(work: Path) -> None:
@@ -90,6 +91,29 @@ def servers(work: Path) -> list[int]:
     """
     found = [_server(file) for file in (work / "root").glob("*/server/server.pid.txt")]
     return [number for number in found if number is not None]
+
+
+def processor_s(work: Path) -> float:
+    """How many seconds of processor time Bazel, and all that it runs for a folder, have used.
+
+    Args:
+        work: Folder for everything that Bazel keeps.
+
+    Returns:
+        The sum for what runs now. Bazel is told by the folder on its command line, since a pid file
+        from a container speaks of other numbers.
+    """
+    root = os.fsencode(work / "root")
+    table = _processes()
+    found = {
+        process.number
+        for process in table
+        if process.number != os.getpid() and any(root in word for word in _words(process.number))
+    }
+    while more := {process.number for process in table if process.parent in found} - found:
+        found |= more
+    ticks = sum(process.ticks for process in table if process.number in found)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _server(file: Path) -> int | None:
@@ -150,7 +174,9 @@ def _processes() -> list[_Process]:
             continue
         # the name of the program is in parentheses, and may hold anything
         fields = stat.rpartition(")")[2].split()
-        table.append(_Process(int(entry.name), int(fields[1]), int(fields[3])))
+        # its own, and those of the children that it has seen end
+        ticks = sum(map(int, fields[11:15]))
+        table.append(_Process(int(entry.name), int(fields[1]), int(fields[3]), ticks))
     return table
 
 

@@ -46,8 +46,16 @@ from tpuforge.build.bazelisk import (
     wanted_bazel,
 )
 from tpuforge.build.checkout import TARGET, Checkout
-from tpuforge.build.events import Built, Follower, cache_trouble, describe, explain, read_events
-from tpuforge.build.leftovers import LOCK
+from tpuforge.build.events import (
+    Built,
+    Follower,
+    Standstill,
+    cache_trouble,
+    describe,
+    explain,
+    read_events,
+)
+from tpuforge.build.leftovers import LOCK, processor_s
 from tpuforge.build.line import Container, Host, Plan, command, host_of, parse_remote
 from tpuforge.build.normalise import differences, normalise
 from tpuforge.console import Progress, duration, size
@@ -73,6 +81,7 @@ _BAZEL_LIMIT_S = 900.0
 _TIME_OF_COMMIT = ".devYYYYMMDDHHMMSS"
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
 _HOURS_MOST = 8760
+_FOLDERS = ("home", "disk", "repository", "sources")
 # what the root of a new disk has
 _KNOWN = ("lost+found",)
 _SUFFIX = re.compile(r"\.(?:dev|post)(?:0|[1-9]\d*)")
@@ -245,7 +254,7 @@ def _where(given: str | None) -> str:
 
 def _make_folders(plan: Plan) -> None:
     """The folders of a run; the events of a killed one go, since they hold its environment."""
-    for name in ("home", "disk", "repository", "sources"):
+    for name in _FOLDERS:
         (plan.work / name).mkdir(exist_ok=True)
     plan.events.parent.mkdir(mode=0o700, exist_ok=True)
     plan.events.unlink(missing_ok=True)
@@ -468,7 +477,10 @@ def _run_bazel(settled: _Settled, python: str) -> _Build:
     progress.note(place.shown(line))
     log = plan.work / f"build_wheel-py{python.replace('.', '')}.log"
     plan.events.unlink(missing_ok=True)
-    follower = Follower(plan.events, progress.detail)
+    # any of them may be a mount or a link to another disk
+    written = [plan.work, *(plan.work / name for name in ("root", *_FOLDERS))]
+    standstill = Standstill(written, lambda: processor_s(plan.work))
+    follower = Follower(plan.events, progress.detail, standstill)
     started = datetime.now(UTC)
     try:
         with progress.step(f"building the wheel for Python {python}"):
