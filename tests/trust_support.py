@@ -148,7 +148,7 @@ class Toy:
     def verb(
         self, name: str, *arguments: str, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a verb of the images stage about it, as a user would."""
+        """Run a verb about it, as a user would."""
         return verb(self.out, name, *arguments, **variables)
 
     def about(self, name: str, *arguments: str, code: int = 0, **variables: str) -> dict[str, Any]:
@@ -172,10 +172,11 @@ class Toy:
 def verb(
     out: Path, name: str, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a verb of the images stage, as a user would."""
+    """Run a verb of the release, or the push of an image, as a user would."""
+    module = f"tpuforge.{'images' if name == 'push' else 'release'}.{name}"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out), **variables}
     return subprocess.run(
-        [sys.executable, "-m", f"tpuforge.release.{name}", *arguments],
+        [sys.executable, "-m", module, *arguments],
         env={**env, "NO_COLOR": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
