@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,9 @@ from tpuforge.console import Progress, duration, guard_streams, lost_output, pri
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import json_text, out_dir, write_json
 from tpuforge.process import redact
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_MOST_NAME = 120
 
 
 @dataclass
@@ -186,6 +190,11 @@ def _run(
     return outcome.exit_code
 
 
+def _file_name(name: str) -> str:
+    """The name of a result as that of one file: an argument in it may be anything."""
+    return _NO_NAME.sub("_", name)[:_MOST_NAME]
+
+
 def _leave(
     name: str,
     verb: str,
@@ -204,7 +213,7 @@ def _leave(
         **record,
     }
     try:
-        write_json(out_dir() / "results" / f"{name}.json", record)
+        write_json(out_dir() / "results" / f"{_file_name(name)}.json", record)
     except OSError as error:
         print(f"{verb}: the result file could not be written: {error}", file=sys.stderr)
     if as_json:

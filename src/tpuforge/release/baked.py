@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from tpuforge.paths import out_dir
 from tpuforge.pins import Pins
 from tpuforge.records import read_record
 
+_SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
+_MOST_SHOWN = 100
 SCHEMA = "tpuforge.image/1"
 # what the verbs about an image read of its record
 _FORM = {
@@ -80,12 +83,30 @@ def slug_of(options: argparse.Namespace, pins: Pins) -> str:
         options: With ``image`` and ``python``; each None for the pins' default.
         pins: The pins.
     """
-    image = options.image or pins.default_image
+    image = named(options.image or pins.default_image)
     whole = out_dir() / "images" / image
     # the builder and the simulator are the same for every Python
     if not options.python and (whole / "image.json").is_file():
         return str(image)
-    return f"{image}-py{(options.python or pins.default_python).replace('.', '')}"
+    return named(f"{image}-py{(options.python or pins.default_python).replace('.', '')}")
+
+
+def named(slug: str) -> str:
+    """The folder name of an image, as a person gave it.
+
+    Args:
+        slug: The name.
+
+    Raises:
+        ForgeError: If it can be none: it becomes the path of a folder.
+    """
+    if _SLUG.fullmatch(slug):
+        return slug
+    raise ForgeError(
+        f"there is no finished image {slug[:_MOST_SHOWN]!r}",
+        expected="a folder of out/images, such as runtime-py311",
+        mend="forge images lists them",
+    )
 
 
 def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
@@ -130,7 +151,7 @@ def load(slug: str) -> Baked:
     Raises:
         ForgeError: If it is not there (exit code 2), or is damaged (exit code 1).
     """
-    folder = out_dir() / "images" / slug
+    folder = out_dir() / "images" / named(slug)
     name, _, python = slug.partition("-py")
     more = f" --python {python[0]}.{python[1:]}" if python else ""
     mend = f"forge bake --image {name}{more}"
