@@ -20,6 +20,7 @@ import re
 import socket
 import ssl
 import tempfile
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import home, sha256_file
+from tpuforge.paths import home, parse_json, sha256_file
 from tpuforge.process import clean_env, redact, run
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -42,6 +43,9 @@ _ACCEPTED = (
 )
 _CONNECT_S = 10.0
 _READ_S = 60.0
+# a whole request may last this long, and longer by what a slow line takes, in bytes per second
+_ASK_S = 120.0
+_SLOWEST = 100_000
 _HELPER_S = 60.0
 _CHUNK = 1 << 18
 # the specification lets a registry refuse larger ones
@@ -276,13 +280,88 @@ class _NoRedirectHeaders(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        if req.type == "https" and not newurl.startswith("https://"):
-            raise ForgeError(
-                f"the registry {req.host} leads from HTTPS to an address without it",
-                expected="HTTPS all the way",
-                mend="ask who runs the registry",
-            )
+        _safe(newurl, req.host, plain=req.type != "https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _safe(url: str, host: str, *, plain: bool) -> None:
+    """Follow a registry over HTTPS alone, or over HTTP where that was spoken already."""
+    if not url.startswith(("https://", "http://") if plain else "https://"):
+        raise ForgeError(
+            f"the registry {host} leads to an address without HTTPS",
+            expected="HTTPS all the way",
+            mend="ask who runs the registry; one behind a proxy has to be told of the HTTPS there",
+        )
+
+
+class _Watch:
+    """Breaks a request off that is not done in time, wherever it hangs.
+
+    The limit of a socket counts from byte to byte: a registry that sends one now and then would
+    hold a run for ever.
+
+    Args:
+        limit: Seconds.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.over = False
+        self._socket: socket.socket | None = None
+        self._timer = threading.Timer(limit, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Watch:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._timer.cancel()
+
+    def note(self, connected: socket.socket) -> None:
+        """The connection that is used from now on, such as after a redirect."""
+        self._socket = connected
+        if self.over:
+            self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                # not the method of a TLS socket, which would take its state from under the reader
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, note: Callable[[socket.socket], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        note = self._note
+
+        class Connection(http.client.HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                note(self.sock)
+
+        return self.do_open(Connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext, note: Callable[[socket.socket], None]) -> None:
+        super().__init__(context=context)
+        self._tls, self._note = context, note
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        note = self._note
+
+        class Connection(http.client.HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                note(self.sock)
+
+        return self.do_open(Connection, req, context=self._tls)
 
 
 class Client:
@@ -305,13 +384,19 @@ class Client:
         self._bearer = ""
         self._basic = False
         self._scheme = ""
+        self._watch: _Watch | None = None
         handlers: list[urllib.request.BaseHandler] = [
             _NoRedirectHeaders(),
-            urllib.request.HTTPSHandler(context=self._context()),
+            _Http(self._note),
+            _Https(self._context(), self._note),
         ]
         if is_loopback(host):
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
+
+    def _note(self, connected: socket.socket) -> None:
+        if self._watch is not None:
+            self._watch.note(connected)
 
     @property
     def plain(self) -> bool:
@@ -417,12 +502,13 @@ class Client:
             return False
 
     def blob(
-        self, digest: str, target: Path, on_bytes: Callable[[int], None] | None = None
+        self, digest: str, most: int, target: Path, on_bytes: Callable[[int], None] | None = None
     ) -> None:
         """Take a blob; one that was begun goes on where it ended.
 
         Args:
             digest: ``sha256:…``.
+            most: Its size; a registry that sends more is not listened to.
             target: The file; what is there counts as the blob's beginning.
             on_bytes: Told how many bytes came.
 
@@ -431,15 +517,23 @@ class Client:
             TransientError: If the registry does not answer now; what came is kept.
             ForgeError: If it refuses, or the whole has another digest; exit code 1.
         """
-        begun = target.stat().st_size if target.exists() else 0
+        begun = came = target.stat().st_size if target.exists() else 0
         if begun and f"sha256:{sha256_file(target)}" == digest:
             return
+        if begun > most:
+            target.unlink()
+            begun = came = 0
         headers = {"Range": f"bytes={begun}-"} if begun else {}
+        url = f"{self._url}/blobs/{digest}"
         try:
-            with self._ask("GET", f"{self._url}/blobs/{digest}", headers) as answer:
+            with self._ask("GET", url, headers, size=most) as answer:
                 goes_on = answer.status == http.client.PARTIAL_CONTENT
+                came = begun if goes_on else 0
                 with target.open("ab" if goes_on else "wb") as f:
                     while chunk := _read_some(answer):
+                        came += len(chunk)
+                        if came > most:
+                            break
                         f.write(chunk)
                         if on_bytes is not None:
                             on_bytes(len(chunk))
@@ -449,6 +543,14 @@ class Client:
         found = f"sha256:{sha256_file(target)}"
         if found != digest:
             target.unlink()
+            if came > most:
+                raise ForgeError(
+                    f"{self.host}/{self.name}: the registry gave more for {digest} than the "
+                    f"{most:,} bytes that its manifest names",
+                    expected="the blob",
+                    mend="do not trust it: ask who runs the registry, and push the image again",
+                    exit_code=Exit.FAULT,
+                )
             if begun:
                 raise TransientError("the beginning of the blob that was here is not its beginning")
             raise ForgeError(
@@ -475,6 +577,7 @@ class Client:
         url = f"{self._url}/blobs/uploads/"
         with self._ask("POST", url, {"Content-Length": "0"}, b"", scope="pull,push") as answer:
             place = urllib.parse.urljoin(url, answer.headers.get("Location") or "")
+        _safe(place, self.host, plain=self.plain)
         place += f"{'&' if '?' in place else '?'}{urllib.parse.urlencode({'digest': digest})}"
         headers = {
             "Content-Type": "application/octet-stream",
@@ -482,8 +585,13 @@ class Client:
         }
         with source.open("rb") as file:
             body = _Counted(file, on_bytes)
-            with self._ask("PUT", place, headers, body, scope="pull,push"):
+            length = source.stat().st_size
+            with self._ask("PUT", place, headers, body, scope="pull,push", size=length):
                 pass
+
+    def _is_own(self, url: str) -> bool:
+        """Whether an address is the registry's own: nobody else is told who one is."""
+        return urllib.parse.urlsplit(url)[:2] == urllib.parse.urlsplit(self._root)[:2]
 
     @property
     def _root(self) -> str:
@@ -503,17 +611,43 @@ class Client:
         data: bytes | _Counted | None = None,
         *,
         scope: str = "pull",
+        size: int = 0,
     ) -> Iterator[http.client.HTTPResponse]:
-        """One request; when the registry asks who one is, it is told, once."""
+        """One request; when the registry asks who one is, it is told, once.
+
+        The size is that of what is taken or sent: the more, the longer it may last.
+        """
+        with _Watch(_ASK_S + size / _SLOWEST) as self._watch:
+            watch = self._watch
+            try:
+                with self._answered(method, url, headers, data, scope) as answer:
+                    yield answer
+            except (TransientError, ForgeError, OSError):
+                # what a connection that was broken off looks like is of no use
+                if not watch.over:
+                    raise
+            if watch.over:
+                raise TransientError(
+                    f"{self.host} is too slow: not done after {watch.limit:.0f} s"
+                ) from None
+
+    @contextlib.contextmanager
+    def _answered(
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str] | None,
+        data: bytes | _Counted | None,
+        scope: str,
+    ) -> Iterator[http.client.HTTPResponse]:
         told = False
-        ours = urllib.parse.urlsplit(url).netloc == urllib.parse.urlsplit(self._root).netloc
         while True:
             if isinstance(data, _Counted):
                 data.rewind()
             request = urllib.request.Request(url, data, headers or {}, method=method)  # noqa: S310
             request.add_header("User-Agent", "tpuforge")
             # these stay behind when the registry leads to where it stores its blobs
-            if not ours:
+            if not self._is_own(url):
                 pass
             elif self._bearer:
                 request.add_unredirected_header("Authorization", f"Bearer {self._bearer}")
@@ -524,7 +658,8 @@ class Client:
                     yield answer
                 return
             except _ChallengeError as challenge:
-                if told:
+                # the place where it stores its blobs has no say in where credentials go
+                if told or not self._is_own(challenge.url):
                     raise self._refused(challenge.status, challenge.why) from None
                 told = True
                 self._answer(challenge, scope)
@@ -545,7 +680,8 @@ class Client:
         """The error that an answer other than a success stands for."""
         status, why = error.code, _why(error)
         if status == 401:
-            return _ChallengeError(status, why, error.headers.get_all("WWW-Authenticate") or [])
+            lines = error.headers.get_all("WWW-Authenticate") or []
+            return _ChallengeError(status, why, lines, error.geturl())
         if status == 404:
             return not_there(f"{self.host}/{self.name}", why)
         if status == 416:
@@ -616,7 +752,7 @@ class Client:
                 request.add_unredirected_header("Authorization", f"Basic {known.basic}")
         try:
             with self._open(request) as answer:
-                given = json.loads(_read(answer, _LARGEST_ANSWER))
+                given = parse_json(_read(answer, _LARGEST_ANSWER))
             return str(given.get("token") or given["access_token"])
         except _ChallengeError as error:
             raise self._refused(error.status, error.why) from None
@@ -646,9 +782,9 @@ class _Counted:
 class _ChallengeError(Exception):
     """The registry asks who one is."""
 
-    def __init__(self, status: int, why: str, lines: list[str]) -> None:
+    def __init__(self, status: int, why: str, lines: list[str], url: str) -> None:
         super().__init__(why)
-        self.status, self.why, self.lines = status, why, lines
+        self.status, self.why, self.lines, self.url = status, why, lines, url
 
 
 class _RangeError(Exception):
@@ -695,7 +831,7 @@ def _why(error: urllib.error.HTTPError) -> str:
 
 def _errors(body: bytes) -> list[dict[str, Any]]:
     try:
-        listed = json.loads(body)["errors"]
+        listed = parse_json(body)["errors"]
         return [one for one in listed if isinstance(one, dict)]
     except (ValueError, KeyError, TypeError):
         return []

@@ -24,10 +24,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import sha256_file, write_atomic
+from tpuforge.paths import parse_json, read_regular, sha256_file, write_atomic
 from tpuforge.zstd import Reader
 
 _MARK = b'{"imageLayoutVersion":"1.0.0"}'
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DOCUMENT_BYTES = 1 << 26
+"""The most bytes of a manifest, config or attached document: what is read into memory."""
 # a package of its own, not one that another package carries inside
 _DIST_INFO = re.compile(
     r"/site(-packages)?/(?P<name>[^/]+)-(?P<version>[^/-]+)\.dist-info/METADATA$"
@@ -51,6 +54,26 @@ class Blob:
     def path(self, layout: Path) -> Path:
         """Where it is in a layout."""
         return layout / "blobs" / "sha256" / self.digest.removeprefix("sha256:")
+
+
+def descriptor(entry: Any) -> Blob:
+    """A blob as a manifest or an index names it, which a stranger may have written.
+
+    Args:
+        entry: The descriptor.
+
+    Raises:
+        ValueError: If its digest, which becomes the name of a file, is no SHA-256, or its size is
+            no number of bytes.
+        KeyError: If it lacks something.
+        TypeError: If it is none.
+    """
+    digest, size, kind = entry["digest"], entry["size"], entry["mediaType"]
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r} is not a SHA-256 digest")
+    if type(size) is not int or size < 0:
+        raise ValueError(f"{size!r} is not a number of bytes")
+    return Blob(digest, size, str(kind))
 
 
 @dataclass(frozen=True)
@@ -107,25 +130,40 @@ def read_image(layout: Path) -> Image:
         ForgeError: If there is no such image or it is damaged; exit code 1.
     """
     try:
-        listed = json.loads((layout / "index.json").read_bytes())["manifests"]
+        listed = parse_json(read_regular(layout / "index.json", DOCUMENT_BYTES))["manifests"]
         if len(listed) != 1:
             raise _damaged(layout, f"index.json names {len(listed)} manifests instead of one")
-        manifest = _blob(listed[0])
-        body = json.loads(_checked(layout, manifest))
-        config = _blob(body["config"])
-        labels = json.loads(_checked(layout, config))["config"].get("Labels") or {}
-        layers = tuple(_blob(layer) for layer in body["layers"])
+        manifest = descriptor(listed[0])
+        body = parse_json(_checked(layout, manifest))
+        config = descriptor(body["config"])
+        labels = read_labels(_checked(layout, config))
+        layers = tuple(descriptor(layer) for layer in body["layers"])
         return Image(manifest, config, layers, labels, body.get("annotations") or {})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(layout, f"{type(error).__name__}: {error}") from error
 
 
-def _blob(entry: dict[str, Any]) -> Blob:
-    return Blob(entry["digest"], entry["size"], entry["mediaType"])
+def read_labels(config: bytes) -> dict[str, str]:
+    """The labels in an image's config.
+
+    Args:
+        config: The config.
+
+    Raises:
+        ValueError: If it is no JSON, or a label is no text.
+        KeyError: If it is not that of an image.
+        TypeError: If it is not that of an image.
+        AttributeError: If it is not that of an image.
+    """
+    labels = parse_json(config)["config"].get("Labels") or {}
+    for name, value in labels.items():
+        if not isinstance(value, str):
+            raise ValueError(f"the label {name} is not a text")
+    return dict(labels)
 
 
 def _checked(layout: Path, blob: Blob) -> bytes:
-    data = blob.path(layout).read_bytes()
+    data = read_regular(blob.path(layout), DOCUMENT_BYTES)
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != blob.digest:
         raise _damaged(layout, f"the blob {blob.digest} has another digest")
     return data

@@ -245,6 +245,21 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def parse_json(data: str | bytes) -> Any:
+    """The JSON that a stranger wrote, such as a registry.
+
+    Args:
+        data: The document.
+
+    Raises:
+        ValueError: If it is none, or is nested so deeply that reading it takes the stack.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def _sync_dir(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:

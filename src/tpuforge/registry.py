@@ -21,6 +21,7 @@ import re
 import shutil
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +32,16 @@ from tpuforge import layout as oci
 from tpuforge.console import Progress, size
 from tpuforge.distribution import INDEX, Access, Client, NotThereError, TransientError
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import out_dir, sha256_file, user_path, write_atomic, write_json
-from tpuforge.process import Completed, clean_env, run
+from tpuforge.paths import (
+    out_dir,
+    parse_json,
+    read_regular,
+    sha256_file,
+    user_path,
+    write_atomic,
+    write_json,
+)
+from tpuforge.process import Completed, clean_env, redact, run
 
 TRIES = 5
 """Attempts at one request or one copy before it is given up."""
@@ -48,6 +57,7 @@ _NAME = re.compile(
 )
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MOST_SHOWN = 300
 _REF_NAME = "org.opencontainers.image.ref.name"
 _FATAL = re.compile(r'level=fatal msg="?(?P<why>.*?)"?$', re.MULTILINE)
 
@@ -93,10 +103,12 @@ class Reference:
         elif colon and not _TAG.fullmatch(tag):
             wrong = f"{tag!r} cannot be a tag"
         elif at and not _DIGEST.fullmatch(digest):
-            wrong = f"{digest!r} is not a SHA-256 digest"
+            wrong = f"{_shown(digest)!r} is not a SHA-256 digest"
+        else:
+            wrong = _wrong_host(where)
         if wrong:
             raise ForgeError(
-                f"{text!r} is not a reference: {wrong}",
+                f"{_shown(text)!r} is not a reference: {wrong}",
                 expected="HOST[:PORT]/NAME[:TAG][@sha256:<64 hex digits>]",
                 mend="write it in full",
             )
@@ -156,6 +168,28 @@ class Reference:
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
+
+
+def _wrong_host(where: str) -> str:
+    """Why nothing can be at an address; empty if something can."""
+    try:
+        at = urllib.parse.urlsplit(f"//{where}")
+        # the port is read when it is asked for
+        _ = at.port
+        (at.hostname or "").encode("idna")
+    except ValueError as error:
+        return f"{_shown(where)!r} cannot be the address of a registry ({error})"
+    return ""
+
+
+def _shown(text: str) -> str:
+    """What a person gave for a reference, without the password that may stand in it."""
+    rest, at, digest = text.rpartition("@")
+    if at and digest.startswith("sha"):
+        return f"{_shown(rest)}@{digest}"
+    # a reference has no user; what stands before the last @ may be a password
+    text = f"***@{digest}" if at and digest else text
+    return redact(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…")
 
 
 @dataclass(frozen=True)
@@ -277,12 +311,12 @@ class Registry:
         except NotThereError:
             return ""
 
-    def blob(self, ref: Reference, digest: str) -> Path:
+    def blob(self, ref: Reference, blob: oci.Blob) -> Path:
         """A blob, checked by digest; it is kept in ``out/registry/blobs``.
 
         Args:
             ref: A reference into its repository.
-            digest: ``sha256:…``.
+            blob: The blob, as its manifest names it (:func:`tpuforge.layout.descriptor`).
 
         Returns:
             The file. Do not write to it.
@@ -291,20 +325,40 @@ class Registry:
             NotThereError: If there is none.
             ForgeError: As :meth:`manifest`.
         """
-        path = out_dir() / "registry" / "blobs" / digest.removeprefix("sha256:")
-        if path.is_file() and f"sha256:{sha256_file(path)}" == digest:
+        path = out_dir() / "registry" / "blobs" / blob.digest.removeprefix("sha256:")
+        if path.is_file() and f"sha256:{sha256_file(path)}" == blob.digest:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self.progress.step(f"taking {digest[:19]}… from {ref.repository}"):
-            self.take(ref, digest, path.parent / f".{path.name}.partial").replace(path)
+        with self.progress.step(f"taking {blob.digest[:19]}… from {ref.repository}"):
+            self.take(ref, blob, path.parent / f".{path.name}.partial").replace(path)
         return path
 
-    def take(self, ref: Reference, digest: str, target: Path) -> Path:
+    def document(self, ref: Reference, blob: oci.Blob) -> bytes:
+        """A small blob, such as a config or an attached document, checked by digest.
+
+        Args:
+            ref: A reference into its repository.
+            blob: The blob, as its manifest names it.
+
+        Raises:
+            NotThereError: If there is none.
+            ForgeError: As :meth:`manifest`, or if it is too large to be one (exit code 1).
+        """
+        if blob.size > oci.DOCUMENT_BYTES:
+            raise ForgeError(
+                f"{ref.repository}: the document {blob.digest} has {size(blob.size)}",
+                expected=f"at most {size(oci.DOCUMENT_BYTES)}",
+                mend="do not trust it: ask who published the image",
+                exit_code=Exit.FAULT,
+            )
+        return self.blob(ref, blob).read_bytes()
+
+    def take(self, ref: Reference, blob: oci.Blob, target: Path) -> Path:
         """Write a blob to a file, checked by digest.
 
         Args:
             ref: A reference into its repository.
-            digest: ``sha256:…``.
+            blob: The blob, as its manifest names it; no more bytes than its size are taken.
             target: The file; what is there counts as the blob's beginning.
 
         Returns:
@@ -315,8 +369,9 @@ class Registry:
             ForgeError: As :meth:`manifest`.
         """
         client = self._client(ref)
-        doing = f"taking {digest[:19]}… from {ref.repository}"
-        self._patiently(doing, lambda: client.blob(digest, target, self.progress.advance))
+        doing = f"taking {blob.digest[:19]}… from {ref.repository}"
+        told = self.progress.advance
+        self._patiently(doing, lambda: client.blob(blob.digest, blob.size, target, told))
         return target
 
     def put(self, ref: Reference, data: bytes, kind: str) -> None:
@@ -492,6 +547,14 @@ class Registry:
             _keep_or_seed(blob, layout, seeds)
         absent = [blob for blob in wanted if not blob.path(layout).is_file()]
         total = sum(blob.size for blob in absent)
+        free = shutil.disk_usage(layout).free
+        if total > free:
+            raise ForgeError(
+                f"the disk is full: {ref} needs {size(total)}, and {layout} has room for "
+                f"{size(free)}",
+                expected="room for the image",
+                mend="free some space, or set TPUFORGE_OUT to a larger disk",
+            )
         (layout / "index.json").unlink(missing_ok=True)
         doing = f"taking {digest[:19]}… from {ref.repository}"
         if absent and self._program():
@@ -501,7 +564,7 @@ class Registry:
             with self.progress.step(doing, total) if absent else contextlib.nullcontext():
                 for blob in absent:
                     path = blob.path(layout)
-                    self.take(ref, blob.digest, path.parent / f".{path.name}").replace(path)
+                    self.take(ref, blob, path.parent / f".{path.name}").replace(path)
             manifest = oci.Blob(digest, len(data), kind)
             write_atomic(manifest.path(layout), data)
             _write_index(layout, manifest)
@@ -549,13 +612,13 @@ class Registry:
         try:
             with self.progress.step(f"taking what is attached to {ref.digest[:19]}…"):
                 keep(index)
-                for entry in json.loads(index)["manifests"]:
-                    data = self.manifest(ref.at_digest(_well_formed(entry["digest"])))
+                for entry in parse_json(index)["manifests"]:
+                    data = self.manifest(ref.at_digest(oci.descriptor(entry).digest))
                     keep(data)
-                    body = json.loads(data)
-                    for blob in (body["config"], *body["layers"]):
-                        digest = _well_formed(blob["digest"])
-                        self.take(ref, digest, blobs / digest.removeprefix("sha256:"))
+                    body = parse_json(data)
+                    for one in (body["config"], *body["layers"]):
+                        blob = oci.descriptor(one)
+                        self.take(ref, blob, blob.path(layout))
         except (ValueError, KeyError, TypeError) as error:
             raise ForgeError(
                 f"{ref.at_tag(tag)} is not an index of what is attached: {error}",
@@ -702,7 +765,7 @@ class Registry:
         ours = json.loads(index)
         known = {entry["digest"] for entry in ours["manifests"]}
         try:
-            listed = json.loads(data)["manifests"] if kind == INDEX else []
+            listed = parse_json(data)["manifests"] if kind == INDEX else []
             others = [entry for entry in listed if entry["digest"] not in known]
         except (ValueError, KeyError, TypeError) as error:
             raise ForgeError(
@@ -741,7 +804,7 @@ def read_referrers(layout: Path, subject: str) -> tuple[bytes, list[oci.Image]]:
         ForgeError: If it is damaged, or a manifest's subject is another image; exit code 1.
     """
     try:
-        listed = json.loads((layout / "index.json").read_bytes())["manifests"]
+        listed = parse_json(read_regular(layout / "index.json", oci.DOCUMENT_BYTES))["manifests"]
         named = [
             e
             for e in listed
@@ -751,18 +814,15 @@ def read_referrers(layout: Path, subject: str) -> tuple[bytes, list[oci.Image]]:
             raise _other(layout, subject, "it has no index for this image")
         index = _whole(layout, named[0])
         images = []
-        for entry in json.loads(index)["manifests"]:
-            body = json.loads(_whole(layout, entry))
+        for entry in parse_json(index)["manifests"]:
+            body = parse_json(_whole(layout, entry))
             found = (body.get("subject") or {}).get("digest")
             if found != subject:
                 raise _other(layout, subject, f"{entry['digest']} is attached to {found}")
-            blobs = [
-                oci.Blob(e["digest"], e["size"], e["mediaType"])
-                for e in (body["config"], *body["layers"])
-            ]
-            for blob in blobs:
-                _whole(layout, {"digest": blob.digest})
-            manifest = oci.Blob(entry["digest"], entry["size"], entry["mediaType"])
+            blobs = [oci.descriptor(one) for one in (body["config"], *body["layers"])]
+            for one in (body["config"], *body["layers"]):
+                _whole(layout, one)
+            manifest = oci.descriptor(entry)
             images.append(oci.Image(manifest, blobs[0], tuple(blobs[1:]), {}, {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForgeError(
@@ -776,7 +836,7 @@ def read_referrers(layout: Path, subject: str) -> tuple[bytes, list[oci.Image]]:
 
 
 def _whole(layout: Path, entry: dict[str, Any]) -> bytes:
-    data = oci.Blob(entry["digest"], 0, "").path(layout).read_bytes()
+    data = read_regular(oci.descriptor(entry).path(layout), oci.DOCUMENT_BYTES)
     if _digest(data) != entry["digest"]:
         raise ValueError(f"the blob {entry['digest']} has another digest")
     return data
@@ -803,13 +863,6 @@ def _damaged(layout: Path, digest: str) -> ForgeError:
 
 def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def _well_formed(digest: str) -> str:
-    """A digest that a stranger wrote, which becomes the name of a file."""
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"the digest {digest!r}")
-    return digest
 
 
 def _write_auth(folder: Path, client: Client) -> Path:
@@ -849,7 +902,7 @@ def _write_index(layout: Path, manifest: oci.Blob, ref_name: str = "") -> None:
 def _image(data: bytes, kind: str, ref: Reference, digest: str) -> list[oci.Blob]:
     """The config and the layers of an image in a registry."""
     try:
-        body = json.loads(data)
+        body = parse_json(data)
         if "manifests" in body:
             ours = [
                 f"{ref.repository}@{entry['digest']}"
@@ -862,22 +915,15 @@ def _image(data: bytes, kind: str, ref: Reference, digest: str) -> list[oci.Blob
                 mend=f"name one of them: {' or '.join(ours) or 'there is none for amd64'}",
             )
         entries = (body["config"], *body["layers"])
-        found = [oci.Blob(entry["digest"], entry["size"], entry["mediaType"]) for entry in entries]
+        found = [oci.descriptor(entry) for entry in entries]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForgeError(
-            f"{ref} ({digest}, {kind}) is not the manifest of an image: {type(error).__name__}",
+            f"{ref} ({digest}, {kind}) is not the manifest of an image: {type(error).__name__}: "
+            f"{error}",
             expected="an OCI image manifest",
             mend="look at the reference",
             exit_code=Exit.FAULT,
         ) from error
-    wrong = [blob.digest for blob in found if not _DIGEST.fullmatch(blob.digest)]
-    if wrong:
-        raise ForgeError(
-            f"{ref} names a blob by {wrong[0]!r}",
-            expected="SHA-256 digests",
-            mend="look at the reference",
-            exit_code=Exit.FAULT,
-        )
     return list(dict.fromkeys(found))
 
 

@@ -255,7 +255,7 @@ def test_a_store_elsewhere_gets_no_credentials(
     server.answer = answer
     path = tmp_path / "auth.json"
     path.write_text(json.dumps({"auths": {server.address: entry("me:word")}}))
-    Client(server.address, "x", Access(path)).blob(digest, tmp_path / "blob")
+    Client(server.address, "x", Access(path)).blob(digest, 1 << 20, tmp_path / "blob")
     assert (tmp_path / "blob").read_bytes() == blob
     assert store.asked == [("GET", "/signed", "")]
 

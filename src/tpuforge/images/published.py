@@ -21,7 +21,7 @@ from tpuforge.images.bake import SCHEMA
 from tpuforge.images.base import ensure_base
 from tpuforge.images.choice import choose, recipe
 from tpuforge.images.context import Target, base_set
-from tpuforge.paths import write_atomic
+from tpuforge.paths import parse_json, write_atomic
 from tpuforge.pins import Pins
 from tpuforge.records import read_record
 from tpuforge.registry import Reference, Registry
@@ -86,9 +86,9 @@ def look(text: str, registry: Registry) -> Published:
         )
     data = registry.manifest(reference)
     try:
-        body = json.loads(data)
-        digest = body["config"]["digest"]
-        config = json.loads(registry.blob(reference, digest).read_bytes())
+        body = parse_json(data)
+        told = oci.descriptor(body["config"])
+        config = parse_json(registry.document(reference, told))
         if not isinstance(config.get("config"), dict):
             raise TypeError("its config has no labels")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -99,7 +99,7 @@ def look(text: str, registry: Registry) -> Published:
             exit_code=Exit.FAULT,
         ) from error
     kind = body.get("mediaType", "application/vnd.oci.image.manifest.v1+json")
-    return Published(reference, data, kind, config, digest)
+    return Published(reference, data, kind, config, told.digest)
 
 
 def target_of(published: Published, pins: Pins) -> Target:
@@ -225,9 +225,9 @@ def stage(published: Published, mine: Path, layout: Path, registry: Registry) ->
     body = json.loads(published.manifest)
     known = {layer.digest for layer in oci.read_image(mine).layers}
     for entry in (body["config"], *body["layers"]):
-        blob = oci.Blob(entry["digest"], entry["size"], entry["mediaType"])
+        blob = oci.descriptor(entry)
         if blob.digest not in known and not blob.path(layout).exists():
-            blob.path(layout).hardlink_to(registry.blob(reference, blob.digest))
+            blob.path(layout).hardlink_to(registry.blob(reference, blob))
     index = {
         "schemaVersion": 2,
         "mediaType": _INDEX,

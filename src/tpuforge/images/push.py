@@ -34,7 +34,7 @@ from tpuforge.registry import (
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "push"
-_SLUG = re.compile(r"[a-z][a-z0-9-]*")
+_SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _FORM = {"image": str, "python": str, "name": str, "manifest_digest": str}
 
 
@@ -230,7 +230,7 @@ def _read_back(layout: Path, ref: Reference, registry: Registry, progress: Progr
         progress.step("reading back", image.compressed),
     ):
         for blob in dict.fromkeys((image.config, *image.layers)):
-            path = registry.take(ref, blob.digest, Path(folder, "blob"))
+            path = registry.take(ref, blob, Path(folder, "blob"))
             if path.stat().st_size != blob.size:
                 raise AssertionError("a blob with the right digest has another size")
             path.unlink()

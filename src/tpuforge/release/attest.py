@@ -11,7 +11,6 @@ v1.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 from tpuforge import __version__
 from tpuforge.disclosure import blot, given, secrets
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import parse_json
 from tpuforge.release.bill import Part, Subject
 from tpuforge.release.licences import NONE
 from tpuforge.revision import Revision
@@ -162,7 +162,7 @@ def read(data: bytes) -> Said:
         ForgeError: If it is no statement with SLSA provenance; exit code 1.
     """
     try:
-        body = json.loads(data)
+        body = parse_json(data)
         if body["_type"] != STATEMENT_TYPE or body["predicateType"] != PREDICATE_TYPE:
             raise ValueError(f"it is of the type {body['predicateType']}")
         definition = body["predicate"]["buildDefinition"]

@@ -33,6 +33,7 @@ from packaging.utils import canonicalize_name
 
 from tpuforge import __version__
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.paths import parse_json
 from tpuforge.release import licences
 from tpuforge.release.inventory import VENV, Deb, Inventory, Wheel
 
@@ -460,7 +461,7 @@ def read_cyclonedx(data: bytes) -> Read:
         ValueError: If it is none.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         if document["bomFormat"] != "CycloneDX":
             raise ValueError("it is no CycloneDX")
         found = set()
@@ -470,10 +471,17 @@ def read_cyclonedx(data: bytes) -> Read:
                 continue
             place = facts.get("tpuforge:place", "").removeprefix("/")
             version = one.get("version", "")
-            found.add((facts["tpuforge:kind"], one["name"], version, place, _digest(one)))
+            said = (facts["tpuforge:kind"], one["name"], version, place, _digest(one))
+            found.add(_texts(said))
         return Read("sha256:" + _digest(document["metadata"]["component"]), frozenset(found))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it lacks {error}") from error
+
+
+def _texts(said: tuple[Any, Any, Any, Any, Any]) -> tuple[str, str, str, str, str]:
+    if not all(isinstance(one, str) for one in said):
+        raise ValueError(f"a component is told by {said!r}")
+    return said
 
 
 def _digest(component: Mapping[str, Any]) -> str:
@@ -491,7 +499,7 @@ def read_spdx(data: bytes) -> Read:
         ValueError: If it is none.
     """
     try:
-        document = json.loads(data)
+        document = parse_json(data)
         if document["spdxVersion"] != "SPDX-2.3":
             raise ValueError("it is no SPDX 2.3")
         found, digest = set(), ""
@@ -502,7 +510,7 @@ def read_spdx(data: bytes) -> Read:
                 digest = f"sha256:{sha256}"
                 continue
             kind = one["SPDXID"].split("-")[1]
-            found.add((kind, one["name"], one.get("versionInfo", ""), "", sha256))
+            found.add(_texts((kind, one["name"], one.get("versionInfo", ""), "", sha256)))
         return Read(digest, frozenset(found))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"it lacks {error}") from error

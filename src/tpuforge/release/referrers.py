@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.layout import Blob
-from tpuforge.paths import write_atomic
+from tpuforge.layout import DOCUMENT_BYTES, Blob
+from tpuforge.layout import descriptor as read_descriptor
+from tpuforge.paths import parse_json, read_regular, write_atomic
 
 CYCLONEDX = "application/vnd.cyclonedx+json"
 SPDX = "application/spdx+json"
@@ -172,10 +173,11 @@ def read_index(data: bytes, where: str) -> list[tuple[str, int]]:
         ForgeError: If it is no such index; exit code 1.
     """
     try:
-        body = json.loads(data)
+        body = parse_json(data)
         if body["mediaType"] != INDEX:
             raise ValueError(f"it is of the type {body['mediaType']}")
-        return [(str(one["digest"]), int(one["size"])) for one in body["manifests"]]
+        listed = [read_descriptor(one) for one in body["manifests"]]
+        return [(one.digest, one.size) for one in listed]
     except (ValueError, KeyError, TypeError) as error:
         raise _bad(where, f"it is no index: {type(error).__name__}: {error}") from error
 
@@ -195,9 +197,9 @@ def read_manifest(data: bytes, digest: str, where: str) -> Referrer:
     if real != digest:
         raise _bad(where, f"its digest is {real}, and not {digest}")
     try:
-        body = json.loads(data)
+        body = parse_json(data)
         (layer,) = body["layers"]
-        blob = Blob(str(layer["digest"]), int(layer["size"]), str(layer["mediaType"]))
+        blob = read_descriptor(layer)
         return Referrer(
             kind=str(body["artifactType"]),
             digest=digest,
@@ -206,7 +208,7 @@ def read_manifest(data: bytes, digest: str, where: str) -> Referrer:
             blob=blob,
             name=str((layer.get("annotations") or {}).get(_TITLE, blob.digest)),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(where, f"it is no artifact with a subject: {error}") from error
 
 
@@ -244,14 +246,14 @@ def read_layout(layout: Path, subject: str) -> tuple[list[Referrer], Callable[[s
     def blob(digest: str) -> bytes:
         path = layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
         try:
-            data = path.read_bytes()
+            data = read_regular(path, DOCUMENT_BYTES)
         except OSError as error:
             raise _bad(str(layout), f"{digest} cannot be read: {error.strerror}") from error
         return checked(data, digest, str(path))
 
     try:
-        listed = json.loads((layout / "index.json").read_bytes())["manifests"]
-        tops = {one["annotations"][_REF]: str(one["digest"]) for one in listed}
+        listed = parse_json(read_regular(layout / "index.json", DOCUMENT_BYTES))["manifests"]
+        tops = {one["annotations"][_REF]: read_descriptor(one).digest for one in listed}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _bad(str(layout), f"its index cannot be read: {error}") from error
     if tag(subject) not in tops:

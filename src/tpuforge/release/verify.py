@@ -10,7 +10,6 @@ checked is said.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from tpuforge import layout as oci
 from tpuforge.console import Progress
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import out_dir
+from tpuforge.paths import out_dir, parse_json
 from tpuforge.pins import load
 from tpuforge.registry import Reference, Registry, add_options, from_options
 from tpuforge.release import attest, baked, bill, cosign, installed, inventory, referrers, sbom
@@ -422,7 +421,7 @@ def verify_remote(
         with verdict.check(f"{one.name} is signed"), progress.step(f"verifying {one.name}"):
             tool.verify(one.digest, signer)
     documents = _read_documents(
-        verdict, found, lambda one: registry.blob(exact, one.blob.digest).read_bytes(), digest
+        verdict, found, lambda one: registry.document(exact, one.blob), digest
     )
     _judge_documents(verdict, documents, digest, labels)
     if not layers:
@@ -443,9 +442,8 @@ def verify_remote(
 def _labels(registry: Registry, ref: Reference, manifest: bytes) -> dict[str, str]:
     """The labels in the image's config, which is checked by digest."""
     try:
-        digest = str(json.loads(manifest)["config"]["digest"])
-        config = json.loads(registry.blob(ref, digest).read_bytes())
-        return dict(config["config"].get("Labels") or {})
+        config = oci.descriptor(parse_json(manifest)["config"])
+        return oci.read_labels(registry.document(ref, config))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForgeError(
             f"{ref} is not the manifest of an image: {error}",

@@ -1,0 +1,266 @@
+"""A hostile registry, and hostile names for one: bounded, kept in its folder, told no secret."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tpuforge import distribution
+from tpuforge import layout as oci
+from tpuforge.console import Progress
+from tpuforge.distribution import Access, Client, TransientError
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.registry import Reference, Registry
+from tpuforge.release import bill, referrers
+
+HEX = "0123456789abcdef" * 4
+DEEP = b"[" * 200_000
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without credentials, and an out folder of the test."""
+    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+
+
+class Hostile:
+    """A server that answers every request with the bytes that it is given, as they come."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[str], Iterator[bytes]] = lambda request: iter(())
+        self.asked: list[str] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
+
+    def _one(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                request = connection.recv(1 << 16).decode("latin-1")
+                if not request.startswith(("GET", "HEAD", "POST", "PUT")):
+                    # the question whether this is TLS
+                    return
+                self.asked.append(request)
+                for piece in self.answer(request):
+                    connection.sendall(piece)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Hostile]:
+    made = Hostile()
+    yield made
+    made.close()
+
+
+def answer(data: bytes, status: str = "200 OK", *headers: str) -> Iterator[bytes]:
+    lines = [f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(data)}", "", ""]
+    yield "\r\n".join(lines).encode() + data
+
+
+def drip(start: bytes) -> Iterator[bytes]:
+    yield start
+    while True:
+        time.sleep(0.05)
+        yield b"a"
+
+
+def named(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(
+    server: Hostile, start: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(distribution, "_ASK_S", 0.4)
+    server.answer = lambda request: drip(start)
+    client = Client(server.address, "x", Access())
+    begun = time.monotonic()
+    with pytest.raises(TransientError, match="too slow"):
+        client.manifest("latest")
+    with pytest.raises(TransientError, match="too slow"):
+        client.blob(f"sha256:{HEX}", 100, tmp_path / "blob")
+    assert time.monotonic() - begun < 10
+
+
+def test_no_more_of_a_blob_is_taken_than_its_manifest_names(
+    server: Hostile, tmp_path: Path
+) -> None:
+    def endless(request: str) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\n\r\n"
+        for _ in range(1000):
+            yield b"x" * (1 << 20)
+
+    server.answer = endless
+    with pytest.raises(ForgeError, match="more for") as caught:
+        Client(server.address, "x", Access()).blob(f"sha256:{HEX}", 5, tmp_path / "blob")
+    assert caught.value.exit_code == Exit.FAULT
+    assert not (tmp_path / "blob").exists()
+
+
+def test_a_beginning_that_is_longer_than_the_blob_is_thrown_away(
+    server: Hostile, tmp_path: Path
+) -> None:
+    server.answer = lambda request: answer(b"blob")
+    (tmp_path / "blob").write_bytes(b"something of another run")
+    Client(server.address, "x", Access()).blob(named(b"blob"), 4, tmp_path / "blob")
+    assert (tmp_path / "blob").read_bytes() == b"blob"
+    assert "Range:" not in server.asked[-1]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"digest": "/{tmp}/victim", "size": 2, "mediaType": "x"},
+        {"digest": "sha256:../../../victim", "size": 2, "mediaType": "x"},
+        {"digest": f"sha256:{HEX}\n", "size": 2, "mediaType": "x"},
+        {"digest": f"sha512:{HEX}{HEX}", "size": 2, "mediaType": "x"},
+        {"digest": f"sha256:{HEX}", "size": -1, "mediaType": "x"},
+        {"digest": f"sha256:{HEX}", "size": 1e300, "mediaType": "x"},
+        {"digest": f"sha256:{HEX}", "size": True, "mediaType": "x"},
+        {"digest": [], "size": 2, "mediaType": "x"},
+        "x",
+    ],
+)
+def test_a_blob_of_a_stranger_has_a_digest_and_a_size(layer: object, tmp_path: Path) -> None:
+    text = json.dumps({"artifactType": "x", "layers": [layer], "subject": {"digest": "x"}})
+    data = text.replace("{tmp}", str(tmp_path)).encode()
+    with pytest.raises(ForgeError, match="no artifact") as caught:
+        referrers.read_manifest(data, named(data), "it")
+    assert caught.value.exit_code == Exit.FAULT
+
+
+def test_a_document_that_is_too_large_is_not_asked_for(server: Hostile) -> None:
+    with Progress("tests", quiet=True) as progress:
+        registry = Registry(progress, tries=1)
+        blob = oci.Blob(f"sha256:{HEX}", 1 << 40, "x")
+        with pytest.raises(ForgeError, match="has 1") as caught:
+            registry.document(Reference.parse(f"{server.address}/x"), blob)
+    assert caught.value.exit_code == Exit.FAULT
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(("size", "why"), [(1 << 60, "has room for"), (-5, "not a number")])
+def test_an_image_that_cannot_fit_is_not_begun(
+    server: Hostile, tmp_path: Path, size: int, why: str
+) -> None:
+    blob = {"digest": f"sha256:{HEX}", "size": size, "mediaType": "x"}
+    data = json.dumps({"config": blob, "layers": []}).encode()
+    server.answer = lambda request: answer(data)
+    with Progress("tests", quiet=True) as progress:
+        ref = Reference.parse(f"{server.address}/x@{named(data)}")
+        with pytest.raises(ForgeError, match=why):
+            Registry(progress, tries=1).copy_out(ref, tmp_path / "layout")
+    assert len(server.asked) == 1
+
+
+def test_nesting_without_end_is_no_mistake_of_ours(server: Hostile, tmp_path: Path) -> None:
+    for reader in (bill.read_cyclonedx, bill.read_spdx):
+        with pytest.raises(ValueError, match="nested"):
+            reader(DEEP)
+    with pytest.raises(ForgeError, match="nested"):
+        referrers.read_index(DEEP, "it")
+    server.answer = lambda request: answer(DEEP)
+    with Progress("tests", quiet=True) as progress:
+        ref = Reference.parse(f"{server.address}/x@{named(DEEP)}")
+        with pytest.raises(ForgeError, match="nested"):
+            Registry(progress, tries=1).copy_out(ref, tmp_path / "layout")
+    # and in an error's own words
+    server.answer = lambda request: answer(DEEP, "403 Forbidden")
+    with pytest.raises(ForgeError, match="wants credentials"):
+        Client(server.address, "x", Access()).manifest("latest")
+
+
+def logged_in(tmp_path: Path, host: str) -> Access:
+    path = tmp_path / "auth.json"
+    word = base64.b64encode(b"me:open sesame").decode()
+    path.write_text(json.dumps({"auths": {host: {"auth": word}}}))
+    return Access(path)
+
+
+def test_a_store_has_no_say_in_where_credentials_go(server: Hostile, tmp_path: Path) -> None:
+    other = Hostile()
+    try:
+        realm = f'WWW-Authenticate: Bearer realm="http://{other.address}/token"'
+        other.answer = lambda request: answer(b"", "401 Unauthorized", realm)
+        to = f"Location: http://{other.address}/blob"
+        server.answer = lambda request: answer(b"", "307 Temporary Redirect", to)
+        client = Client(server.address, "x", logged_in(tmp_path, server.address))
+        with pytest.raises(ForgeError, match="does not accept your credentials"):
+            client.blob(f"sha256:{HEX}", 5, tmp_path / "blob")
+        assert len(other.asked) == 1 and "authorization" not in other.asked[0].lower()
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://a.example/x", "data:,x"])
+def test_a_blob_is_sent_to_no_address_but_of_the_web(
+    server: Hostile, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "blob").write_bytes(b"blob")
+    server.answer = lambda request: answer(b"", "202 Accepted", f"Location: {place}")
+    with pytest.raises(ForgeError, match="leads to an address"):
+        Client(server.address, "x", Access()).put_blob(named(b"blob"), tmp_path / "blob")
+    assert len(server.asked) == 1
+
+
+def test_a_token_goes_to_no_address_without_tls(tmp_path: Path) -> None:
+    client = Client("a.example", "x", logged_in(tmp_path, "a.example"))
+    assert client._is_own("https://a.example/v2/x/blobs/uploads/1")
+    assert not client._is_own("http://a.example/v2/x/blobs/uploads/1")
+    assert not client._is_own("https://b.example/v2/x/blobs/uploads/1")
+    with pytest.raises(ForgeError, match="without HTTPS"):
+        distribution._safe("http://a.example/v2/x/blobs/uploads/1", "a.example", plain=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost:99999/x",
+        "a..b/x",
+        f"{'a' * 300}.b/x",
+        "[::::]:5/x",
+        "https://u:open-sesame@a.example/x",
+        "u:open-sesame@a.example/x",
+        f"u:open-sesame@a.example/x@sha256:{HEX}",
+        "u:open/sesame@a.example/x",
+        f"a.example/{'x' * 5000} é",
+        "a.example/x\x1b[2J",
+    ],
+)
+def test_a_bad_reference_is_told_shortly_and_without_its_password(text: str) -> None:
+    try:
+        ref = Reference.parse(text)
+    except ForgeError as error:
+        assert error.exit_code == Exit.CANNOT
+        assert "sesame" not in error.found
+        assert "\x1b" not in error.found
+        # the repository and the whole, each once
+        assert len(error.found) < 6000
+    else:
+        # older versions of Python find a bad IPv6 address when they connect only
+        assert ref.host == "[::::]:5"
