@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from tpuforge.images import context
+from tpuforge.images.reproduce import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -115,9 +117,38 @@ def private_out(folder: Path, out: Path, *, base: bool = True) -> Path:
     """An out folder with the wheels and the base of another one, and nothing baked."""
     for name in ("wheelhouse", "debs", *(("base",) if base else ())):
         for path in (out / name).rglob("*"):
-            if path.is_file() and ".partial" not in path.parts:
+            # a log is written in place: its other name would change with it
+            if path.is_file() and ".partial" not in path.parts and path.suffix != ".log":
                 link(path, folder / name / path.relative_to(out / name))
     return folder
+
+
+def start_bake(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Begin a bake as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tpuforge.images.bake", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_install(out: Path, image: Image) -> None:
+    """Wait until a bake has come to its wheels."""
+    log = out / "bake" / image.slug / "bake.log"
+    deadline = time.monotonic() + 300
+    while not (log.exists() and "install_wheels.py" in log.read_text(errors="replace")):
+        assert time.monotonic() < deadline, "the bake never began"
+        time.sleep(0.2)
+
+
+def agree(out: Path, image: Image) -> None:
+    """Prove that an out folder holds the same image as the real one, or say what differs."""
+    made = json.loads((out / "images" / image.slug / "image.json").read_text())
+    assert made["inputs"] == image.inputs, "an input was edited while this test ran"
+    found = list(differences(out / "images" / image.slug / "oci", image.layout))
+    assert made["manifest_digest"] == image.record["manifest_digest"], found[:10]
 
 
 @pytest.fixture(scope="session")

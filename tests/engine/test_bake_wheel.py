@@ -126,6 +126,19 @@ def test_health_runs_on_it_and_judges_by_its_own_lock(baked: Image) -> None:
 
 
 @pytest.mark.slow
+def test_the_engine_lost_the_image(baked: Image, given: Path) -> None:
+    """This one, since other tests run the pinned image at the same time."""
+    engine = baked.engine
+    assert engine.run("rmi", "--force", baked.name).returncode == 0
+    variables = {**engine.env, "TPUFORGE_OUT": str(baked.out)}
+    done = verb("tpuforge.images.bake", "--wheel", str(given), **variables)
+    assert done.returncode == 0, done.stderr
+    assert "is loaded into the engine again" in done.stdout
+    found = engine.run("image", "inspect", "--format", "{{.Id}}", baked.name).stdout.strip()
+    assert found in (baked.record["manifest_digest"], baked.record["config_digest"])
+
+
+@pytest.mark.slow
 def test_nothing_is_done_twice_and_a_lone_bake_wants_the_locked_wheel_again(
     baked: Image, given: Path
 ) -> None:
