@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,10 +51,13 @@ def bazel(out: Path) -> Path:
 
 
 def left(engine: Engine) -> list[str]:
-    """Containers of builds, and the volumes that no container uses."""
+    """Containers of builds, and the nameless volumes that no container uses.
+
+    Those with a name are of other tests that run at the same time.
+    """
     named = engine.run("ps", "--all", "--quiet", "--filter", "label=io.tpuforge.build")
-    loose = engine.run("volume", "ls", "--quiet", "--filter", "dangling=true")
-    return named.stdout.split() + loose.stdout.split()
+    loose = engine.run("volume", "ls", "--quiet", "--filter", "dangling=true").stdout.split()
+    return named.stdout.split() + [one for one in loose if re.fullmatch("[0-9a-f]{64}", one)]
 
 
 def in_builder(workspace: Path, bazel: Path, cache: Path) -> list[str]:
