@@ -86,7 +86,7 @@ def test_the_image_tells_that_it_holds_another_wheel(
     assert {name for name in own if own[name] != locked[name]} == {"torch-tpu"}
     assert own["torch-tpu"].version == VERSION
     shown = baked.run("versions", options=("--network=none", "--read-only"))
-    assert f"torch_tpu   {VERSION}\n" in shown.stdout
+    assert f"torch_tpu   {VERSION}  sha256:{digest}\n" in shown.stdout
     assert f"given wheel {given.name}, sha256:{digest}\n" in shown.stdout
     # the pinned image is where it was, and shares every layer but this wheel's and those about it
     inspected = image.engine.run("image", "inspect", "--format", "{{.Id}}", image.name)
