@@ -163,7 +163,12 @@ def bake(
     inputs = how.read_inputs(target, pins)
     record = read_finished(target)
     if record is None or record["inputs"] != inputs.parts:
-        context.wheels(target, inputs)
+        try:
+            context.wheels(target, inputs)
+        except ForgeError:
+            if record is not None:
+                progress.note(f"{target.name} has to be baked again: {_changed(record, inputs)}")
+            raise
     engine = ensure_engine(progress)
     with exclusive(
         f"bake-{target.slug}", lambda who: progress.note(f"waiting for {who}, which bakes this")
@@ -357,9 +362,7 @@ def _stale(target: Target, record: Mapping[str, Any] | None, key: str, inputs: I
     if record is None:
         return "there is none yet"
     if record["key"] != key:
-        before = record["inputs"]
-        changed = [name for name, value in inputs.parts.items() if before.get(name) != value]
-        return f"{', '.join(changed or ['the base'])} changed"
+        return _changed(record, inputs)
     folder = target.finished / "oci"
     try:
         image = oci.read_image(folder)
@@ -368,6 +371,13 @@ def _stale(target: Target, record: Mapping[str, Any] | None, key: str, inputs: I
     if image.manifest.digest != record["manifest_digest"]:
         return "the layout holds another image"
     return oci.missing(folder, image)
+
+
+def _changed(record: Mapping[str, Any], inputs: Inputs) -> str:
+    """Which inputs are others than those of the finished image."""
+    before = record["inputs"]
+    changed = [name for name, value in inputs.parts.items() if before.get(name) != value]
+    return f"{', '.join(changed or ['the base'])} changed"
 
 
 def _docker(
