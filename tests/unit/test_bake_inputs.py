@@ -286,6 +286,7 @@ def test_an_unchanged_run_refreshes_the_lines_to_the_engine(
     monkeypatch.setattr(bake, "_base", lambda *_, **__: bake.Base("", "sha256:1", "", ()))
     monkeypatch.setattr(bake, "_stale", lambda *_: "")
     monkeypatch.setattr(bake, "_in_engine", lambda *_: True)
+    monkeypatch.setattr(bake, "revision", lambda: bake.Revision(None, why="no git"))
     write_record(WHOLE | {"local_run_line": "", "save_line": ""})
     path = target().finished / "image.json"
     os.utime(path, (1000, 1000))
@@ -297,3 +298,12 @@ def test_an_unchanged_run_refreshes_the_lines_to_the_engine(
     assert path.stat().st_mtime == 1000, "its time is that of the bake"
     assert lines["local_run_line"] in outcome.text
     assert outcome.data == WHOLE | lines
+
+    # and what was baked from edited files may be what a commit holds by now
+    commit = bake.Revision("c" * 40)
+    for found, wanted in ((bake.Revision("c" * 40, dirty=True), None), (commit, commit.commit)):
+        monkeypatch.setattr(bake, "revision", lambda found=found: found)
+        with Progress("bake", quiet=True) as progress:
+            outcome = bake.bake(target(), PINS, progress)
+        assert outcome.status == "unchanged"
+        assert json.loads(path.read_text())["source"]["commit"] == wanted
