@@ -18,10 +18,11 @@ import os
 import re
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Self, cast
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import parse_json, read_regular, sha256_file, write_atomic
@@ -31,6 +32,15 @@ _MARK = b'{"imageLayoutVersion":"1.0.0"}'
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DOCUMENT_BYTES = 1 << 26
 """The most bytes of a manifest, config or attached document: what is read into memory."""
+_LARGEST_FILE = 1 << 36
+_LARGEST_NAME = 1 << 20
+_NAMING = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 # a package of its own, not one that another package carries inside
 _DIST_INFO = re.compile(
     r"/site(-packages)?/(?P<name>[^/]+)-(?P<version>[^/-]+)\.dist-info/METADATA$"
@@ -216,6 +226,19 @@ def wrong(layout: Path, image: Image, on_bytes: Callable[[int], None] | None = N
     return bad
 
 
+class _Entry(tarfile.TarInfo):
+    """An entry of a stranger's tar, whose header says no more than can be."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        made = super().frombuf(buf, encoding, errors)
+        # what names an entry is read into memory, and a stream is read as far as a header says
+        most = _LARGEST_NAME if made.type in _NAMING else _LARGEST_FILE
+        if not 0 <= made.size <= most:
+            raise tarfile.ReadError(f"an entry of {made.size:,} bytes")
+        return made
+
+
 @contextlib.contextmanager
 def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
     """Open a layer as a tar that can be read once, in order.
@@ -228,8 +251,17 @@ def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
         The tar.
 
     Raises:
-        ForgeError: If it is compressed otherwise, or damaged.
+        ForgeError: If it is compressed otherwise, or damaged; also while the tar is read.
     """
+    try:
+        with _opened(layout, blob) as tar:
+            yield tar
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _damaged(layout, f"the layer {blob.digest} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _opened(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
     with blob.path(layout).open("rb") as file:
         if blob.media_type.endswith("+zstd"):
             source: BinaryIO = cast(BinaryIO, Reader(file))
@@ -239,7 +271,10 @@ def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
             source = file
         else:
             raise _damaged(layout, f"a layer of the unknown type {blob.media_type}")
-        with source, tarfile.open(fileobj=source, mode="r|", bufsize=1 << 20) as tar:
+        with (
+            source,
+            tarfile.open(fileobj=source, mode="r|", bufsize=1 << 20, tarinfo=_Entry) as tar,
+        ):
             yield tar
 
 

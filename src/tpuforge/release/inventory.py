@@ -9,9 +9,9 @@ os-release(5).
 
 from __future__ import annotations
 
+import contextlib
 import email.parser
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 
 from tpuforge import layout as oci
 from tpuforge.console import Progress
+from tpuforge.paths import parse_json
 from tpuforge.release import licences
 
 LOCK = "opt/tpuforge/lock.txt"
@@ -296,7 +297,7 @@ def _gone(name: str, layer: Layer) -> bool:
 def _facts(texts: Mapping[str, tuple[bytes, str]]) -> dict[str, Any]:
     data = next((texts[name][0] for name in FACTS if name in texts), b"{}")
     try:
-        found = json.loads(data)
+        found = parse_json(data)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -308,7 +309,9 @@ def _release(texts: Mapping[str, tuple[bytes, str]]) -> dict[str, str]:
         for line in texts.get(path, (b"", ""))[0].decode("utf-8", "replace").splitlines():
             name, equals, value = line.partition("=")
             if equals and not name.startswith("#"):
-                found[name.strip()] = "".join(shlex.split(value))
+                # a line that no shell would take stands for nothing
+                with contextlib.suppress(ValueError):
+                    found[name.strip()] = "".join(shlex.split(value))
     return found
 
 

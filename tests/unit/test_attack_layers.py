@@ -1,0 +1,93 @@
+"""Layers that somebody made to harm who looks into them: refused, and soon."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tpuforge import layout as oci
+from tpuforge.console import Progress
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.release import inventory
+
+KIND = "application/vnd.oci.image.layer.v1.tar"
+
+
+def layer(tmp_path: Path, data: bytes, kind: str = KIND) -> oci.Blob:
+    blob = oci.Blob(f"sha256:{hashlib.sha256(data).hexdigest()}", len(data), kind)
+    blob.path(tmp_path).parent.mkdir(parents=True)
+    blob.path(tmp_path).write_bytes(data)
+    return blob
+
+
+def packed(name: str, data: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(data)
+        tar.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
+
+
+def header(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header alone, which promises more than there is."""
+    entry = tarfile.TarInfo("etc/os-release")
+    entry.type = kind
+    data = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    # a number that is no octal one has its first bit set
+    data[124:136] = b"\x80" + size.to_bytes(11, "big", signed=True)
+    if size < 0:
+        data[124] = 0xFF
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data)
+    return bytes(data) + b"x" * 1024
+
+
+GOOD = packed("etc/os-release", b"ID=x")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"no tar at all" * 100, KIND),
+        (b"", KIND),
+        (GOOD[:700], KIND),
+        (b"no gzip", f"{KIND}+gzip"),
+        (gzip.compress(GOOD)[:-12], f"{KIND}+gzip"),
+        (b"no zstd", f"{KIND}+zstd"),
+        (GOOD, "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"),
+        # a reader that skips as far as it is told would not come back
+        (header(1 << 62), KIND),
+        (header(-1), KIND),
+        (header(1 << 32, tarfile.XHDTYPE), KIND),
+        (header(1 << 32, tarfile.GNUTYPE_LONGNAME), KIND),
+    ],
+)
+def test_a_layer_that_is_none_is_damaged(tmp_path: Path, data: bytes, kind: str) -> None:
+    blob = layer(tmp_path, data, kind)
+    with pytest.raises(ForgeError, match=r"is not whole|is damaged") as caught:
+        oci.content(tmp_path, blob)
+    assert caught.value.exit_code == Exit.FAULT
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("etc/os-release", b"A='never closed\nID=x\n"),
+        ("opt/tpuforge/image.json", b"[" * 200_000),
+        ("../../etc/os-release", b"ID=outside"),
+    ],
+)
+def test_a_file_of_nonsense_is_no_mistake_of_ours(tmp_path: Path, name: str, data: bytes) -> None:
+    blob = layer(tmp_path, packed(name, data))
+    image = oci.Image(blob, blob, (blob,), {inventory.SYSTEM_LABEL: "x"}, {})
+    with Progress("tests", quiet=True) as progress:
+        found = inventory.read(tmp_path, image, progress)
+    assert found.release == ({"ID": "x"} if name == "etc/os-release" else {})
+    assert found.facts == {}
