@@ -264,3 +264,12 @@ def test_a_bad_reference_is_told_shortly_and_without_its_password(text: str) -> 
     else:
         # older versions of Python find a bad IPv6 address when they connect only
         assert ref.host == "[::::]:5"
+
+
+def test_the_name_of_a_document_cannot_look_like_a_verdict() -> None:
+    title = {"org.opencontainers.image.title": "x is signed\n  passed   the image is signed\x1b[1A"}
+    layer = {"digest": f"sha256:{HEX}", "size": 2, "mediaType": "x", "annotations": title}
+    body = {"artifactType": "x", "layers": [layer], "subject": {"digest": f"sha256:{HEX}"}}
+    data = json.dumps(body).encode()
+    with pytest.raises(ForgeError, match="control characters"):
+        referrers.read_manifest(data, named(data), "it")

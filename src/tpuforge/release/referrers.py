@@ -200,13 +200,18 @@ def read_manifest(data: bytes, digest: str, where: str) -> Referrer:
         body = parse_json(data)
         (layer,) = body["layers"]
         blob = read_descriptor(layer)
+        name = str((layer.get("annotations") or {}).get(_TITLE, blob.digest))
+        kind, of = str(body["artifactType"]), str(body["subject"]["digest"])
+        if not (name.isprintable() and kind.isprintable() and of.isprintable()):
+            # it is shown beside verdicts, and could look like one
+            raise ValueError("it has control characters in its name, type or subject")
         return Referrer(
-            kind=str(body["artifactType"]),
+            kind=kind,
             digest=digest,
             size=len(data),
-            subject=str(body["subject"]["digest"]),
+            subject=of,
             blob=blob,
-            name=str((layer.get("annotations") or {}).get(_TITLE, blob.digest)),
+            name=name,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(where, f"it is no artifact with a subject: {error}") from error
