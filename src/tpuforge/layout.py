@@ -377,7 +377,17 @@ def _link(source: Path, target: Path) -> None:
     except OSError:
         # some file systems have no hard links
         shutil.copyfile(source, beside)
+    if target.is_dir():
+        _away(target)
     beside.replace(target)
+
+
+def _away(path: Path) -> None:
+    """Remove what is in the way among blobs: mostly a file, and a folder if somebody put one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def seed(source: Path, target: Path, digests: Iterable[str]) -> None:
@@ -404,7 +414,7 @@ def prune(layout: Path, image: Image) -> None:
     kept = {blob.path(layout) for blob in image.blobs}
     for path in (layout / "blobs" / "sha256").iterdir():
         if path not in kept:
-            path.unlink()
+            _away(path)
     shutil.rmtree(layout / "ingest", ignore_errors=True)
 
 

@@ -48,6 +48,17 @@ def header(size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     return bytes(data) + b"x" * 1024
 
 
+def test_a_folder_in_the_place_of_a_blob_is_taken_away(tmp_path: Path) -> None:
+    made = layer(tmp_path / "new", b"blob")
+    at = made.path(tmp_path / "old")
+    (at / "inside").mkdir(parents=True)
+    (at.parent / "stray" / "inside").mkdir(parents=True)
+    image = oci.Image(made, made, (made,), {}, {})
+    oci.publish(tmp_path / "new", tmp_path / "old", image, "x:y")
+    oci.prune(tmp_path / "old", image)
+    assert [path.read_bytes() for path in at.parent.iterdir()] == [b"blob"]
+
+
 GOOD = packed("etc/os-release", b"ID=x")
 
 
