@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 import threading
 import time
@@ -27,6 +28,8 @@ from rich.table import Table
 from tpuforge.errors import ForgeError
 
 _PLAIN_EVERY_S = 10.0
+# all but the tab and the end of a line
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Stream(io.FileIO):
@@ -131,6 +134,25 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def visible(text: str) -> str:
+    """A text whose control characters are seen and not obeyed.
+
+    A file name, an argument or what a server answers may hold codes that move a terminal's cursor or
+    rewrite what stands there.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The same text, with ``\\xNN`` for each control character but tabs and ends of lines.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def _shown(text: str) -> str:
+    return escape(visible(text))
+
+
 def print_error(verb: str, error: ForgeError) -> None:
     """Show an error: what was found, what was expected, what mends it.
 
@@ -139,11 +161,11 @@ def print_error(verb: str, error: ForgeError) -> None:
         error: The error.
     """
     console = error_console()
-    console.print(f"[bold red]{verb}: {escape(error.found)}[/]")
+    console.print(f"[bold red]{verb}: {_shown(error.found)}[/]")
     if error.expected:
-        console.print(f"  expected: {escape(error.expected)}")
+        console.print(f"  expected: {_shown(error.expected)}")
     if error.mend:
-        console.print(f"  mend:     [bold]{escape(error.mend)}[/]")
+        console.print(f"  mend:     [bold]{_shown(error.mend)}[/]")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
@@ -158,7 +180,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(_shown(cell) for cell in row))
     Console(highlight=False).print(table)
 
 
@@ -254,7 +276,7 @@ class Progress:
         if self._quiet and not always:
             return
         self._wipe()
-        shown = f"{self._verb}: {escape(text)}"
+        shown = f"{self._verb}: {_shown(text)}"
         self._console.print(f"[{style}]{shown}[/]" if style else shown)
         sys.stderr.flush()
 
@@ -281,7 +303,7 @@ class Progress:
                 status = self._status()
             if self._live:
                 width = max(20, self._console.width - 1)
-                self._console.file.write(f"\r\x1b[2K{f'{self._verb}: {status}'[:width]}")
+                self._console.file.write(f"\r\x1b[2K{f'{self._verb}: {visible(status)}'[:width]}")
                 self._console.file.flush()
             elif time.monotonic() - self._spoke > _PLAIN_EVERY_S:
                 self._spoke = time.monotonic()
