@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bake_support import ROOT, Engine, Image, link, private_out, result
-from tpuforge.images import tree
+from tpuforge import tree
 
 BAKE = "tpuforge.images.bake"
 TINY = ("--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tpuforge import tree
 from tpuforge.errors import ForgeError
-from tpuforge.images import tree
 from tpuforge.paths import ROOT
 
 SMALL = """# a comment with "quotes" and a brace {
@@ -150,7 +150,7 @@ def test_the_lint_ends_with_a_fault(tmp_path: Path) -> None:
     for name in ("images", "src"):
         skip = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=skip, symlinks=True)
-    command = [sys.executable, "-m", "tpuforge.images.tree"]
+    command = [sys.executable, "-m", "tpuforge.tree"]
     env = {"PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

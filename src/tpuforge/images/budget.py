@@ -13,7 +13,7 @@ from pathlib import Path
 from tpuforge import layout as oci
 from tpuforge.console import size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images.tree import budget
+from tpuforge.tree import budget
 
 SHOWN = 10
 """Additions that are named."""

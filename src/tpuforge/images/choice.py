@@ -16,10 +16,10 @@ from tpuforge.errors import ForgeError
 from tpuforge.images import bare, builder, context, simulation
 from tpuforge.images.context import Inputs, Target, flavours, image_name
 from tpuforge.images.overlay import Wheel
-from tpuforge.images.tree import Image
-from tpuforge.images.tree import images as read_tree
 from tpuforge.paths import out_dir
 from tpuforge.pins import Pins
+from tpuforge.tree import Image
+from tpuforge.tree import images as read_tree
 
 ONE_FOR_ALL = (builder.NAME, simulation.NAME)
 """Images that are the same for every Python."""

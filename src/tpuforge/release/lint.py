@@ -46,7 +46,7 @@ def checkers(files: Sequence[Path]) -> dict[str, list[str]]:
         "mypy": [str(tools / "mypy")],
         "shellcheck": [str(tools / "shellcheck"), *shell] if shell else [],
         "hadolint": [str(tools / "hadolint"), *docker] if docker else [],
-        "the tree of images": [sys.executable, "-m", "tpuforge.images.tree"],
+        "the tree of images": [sys.executable, "-m", "tpuforge.tree"],
     }
     return {name: command for name, command in commands.items() if command}
 
