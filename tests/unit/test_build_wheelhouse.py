@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from build_support import LOCK
-from tpuforge.build.wheelhouse import fitting_tags, wanted_wheels
+from build_support import LOCK, SRC
+from tpuforge import pins as pins_module
+from tpuforge.build.wheelhouse import fitting_tags, flavour_of, wanted_wheels
+from tpuforge.errors import ForgeError
 
 PLATFORM = "manylinux_2_31_x86_64"
 
@@ -38,3 +44,60 @@ def test_the_projects_own_locks_name_each_wheel_once() -> None:
     assert by_name["torch"].file is not None
     assert by_name["pip"].locks == ("tools-py311.txt",)
     assert "nox" not in by_name
+
+
+@pytest.mark.parametrize(
+    ("image", "flavour", "python", "wanted"),
+    [
+        (None, None, "3.11", "runtime"),
+        (None, "pallas", "3.11", "pallas"),
+        ("runtime", None, "3.11", "runtime"),
+        ("runtime", "dev", "3.11", "dev"),
+        ("pallas", None, "3.13", "pallas"),
+        ("pallas", "pallas", "3.11", "pallas"),
+        ("serve", None, "3.12", "serve"),
+        ("simulator", None, "3.11", ""),
+    ],
+)
+def test_an_image_names_its_flavour(
+    image: str | None, flavour: str | None, python: str, wanted: str
+) -> None:
+    assert flavour_of(image, flavour, python, pins_module.load()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("image", "flavour", "python", "found"),
+    [
+        ("nope", None, "3.11", "there is no image 'nope'"),
+        ("pallas", "train", "3.11", "is made from the flavour pallas, not from train"),
+        ("base", "runtime", "3.11", "the image base holds no wheels"),
+        ("serve", None, "3.11", "there is no flavour 'serve' for Python 3.11"),
+    ],
+)
+def test_an_image_that_cannot_be_meant_is_refused(
+    image: str, flavour: str | None, python: str, found: str
+) -> None:
+    with pytest.raises(ForgeError) as caught:
+        flavour_of(image, flavour, python, pins_module.load())
+    assert found in caught.value.found
+    assert caught.value.exit_code == 2
+
+
+def test_an_image_without_wheels_needs_those_beside_it_alone() -> None:
+    names = {wheel.name for wheel in wanted_wheels(LOCK, "", "3.11")}
+    assert {"pip", "pytest", "xla-cpu-pjrt"} <= names
+    assert not {"torch", "torch-tpu", "libtpu"} & names
+
+
+def test_the_verb_refuses_an_unknown_image() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tpuforge.build.wheelhouse", "--image", "nope", "--offline"],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "there is no image 'nope'" in done.stderr
+    assert "pallas" in done.stderr

@@ -26,6 +26,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from tpuforge import pins as pins_module
+from tpuforge import tree
 from tpuforge.build import audit
 from tpuforge.build.sources import (
     Kind,
@@ -169,7 +170,7 @@ def wanted_wheels(folder: Path, flavour: str, python: str) -> list[Wanted]:
 
     Args:
         folder: ``lock/``.
-        flavour: Such as ``runtime``.
+        flavour: Such as ``runtime``; empty for what its companions and pip need alone.
         python: ``X.Y``.
 
     Returns:
@@ -181,7 +182,7 @@ def wanted_wheels(folder: Path, flavour: str, python: str) -> list[Wanted]:
     table = folder / "torch-cpu.sha256"
     files = {digest: name for name, digest in read_digests(table).items()} if table.exists() else {}
     found: dict[str, Wanted] = {}
-    for lock in dict.fromkeys((flavour, *_COMPANIONS, _INSTALLER[0])):
+    for lock in dict.fromkeys((*([flavour] if flavour else []), *_COMPANIONS, _INSTALLER[0])):
         path = folder / f"{lock}-py{python.replace('.', '')}.txt"
         for package in read_lock(path):
             if lock == _INSTALLER[0] and lock != flavour and package.name != _INSTALLER[1]:
@@ -406,11 +407,12 @@ def fetch(options: argparse.Namespace, progress: Progress) -> Outcome:
         What was verified and fetched.
 
     Raises:
-        ForgeError: If a wheel is missing at the end, or a lock cannot be used.
+        ForgeError: If a wheel is missing at the end, a lock cannot be used, or there is no such
+            image.
     """
     pins = pins_module.load()
     python = pins.python(options.python)
-    flavour = options.flavour or pins.default_flavour
+    flavour = flavour_of(options.image, options.flavour, python, pins)
     named = wanted_wheels(ROOT / "lock", flavour, python)
     wheels = _only(named, options.only) if options.only else named
     plan = _Plan(
@@ -424,6 +426,57 @@ def fetch(options: argparse.Namespace, progress: Progress) -> Outcome:
     house = Wheelhouse(out_dir() / "wheelhouse")
     with exclusive("wheelhouse", on_wait=lambda who: progress.note(f"waiting for {who}")):
         return _fetch_all(house, plan, pins.torch.index, options, progress)
+
+
+def flavour_of(image: str | None, flavour: str | None, python: str, pins: pins_module.Pins) -> str:
+    """The flavour whose wheels are wanted: the image's own, the one that was named, or the default.
+
+    Args:
+        image: The image that was named, if one was.
+        flavour: The flavour that was named, if one was.
+        python: ``X.Y``.
+        pins: The pins.
+
+    Returns:
+        Its name; empty for an image that holds no wheels.
+
+    Raises:
+        ForgeError: If there is no such image, or it is not made from that flavour or Python.
+    """
+    if image is None:
+        return flavour or pins.default_flavour
+    declared = tree.images(ROOT / "images")
+    if image not in declared:
+        raise ForgeError(
+            f"there is no image {image!r}",
+            expected=f"one of {', '.join(declared)}",
+            mend="see images/docker-bake.hcl; docs/images.md says how to add one",
+        )
+    named = declared[image]
+    alone = f"forge fetch_wheel --image {image}"
+    if not named.wheels:
+        if flavour is not None:
+            raise ForgeError(
+                f"the image {image} holds no wheels",
+                expected=f"--image {image} without --flavour",
+                mend=alone,
+            )
+        return ""
+    own = named.flavour
+    if own and flavour not in (None, own):
+        raise ForgeError(
+            f"the image {image} is made from the flavour {own}, not from {flavour}",
+            expected=f"--image {image} alone",
+            mend=alone,
+        )
+    pythons = pins.flavours[own].pythons if own in pins.flavours else ()
+    if pythons and python not in pythons:
+        raise ForgeError(
+            f"there is no flavour {own!r} for Python {python}",
+            expected=f"Python {' or '.join(pythons)}, for which the pins have it locked",
+            mend=f"{alone} --python {pythons[0]}",
+        )
+    return own or flavour or pins.default_flavour
 
 
 def _only(wheels: Sequence[Wanted], names: str) -> list[Wanted]:
@@ -509,7 +562,7 @@ def _fetch_all(
         notes=notes,
         data={
             "python": plan.python,
-            "flavour": plan.flavour,
+            "flavour": plan.flavour or None,
             "wheels": len(wheels),
             "bytes": total,
             "verify_seconds": round(verified_s, 3),
@@ -682,9 +735,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(VERB, "Fill the wheelhouse with the wheels that the locks name, by digest.")
     arguments.add_argument("--python", metavar="X.Y", help="take the locks of this Python")
     arguments.add_argument("--flavour", metavar="NAME", help="take this flavour's lock")
-    arguments.add_argument(
-        "--image", metavar="NAME", help="accepted for the main job; wheels depend on the flavour"
-    )
+    arguments.add_argument("--image", metavar="NAME", help="take the lock of this image's flavour")
     arguments.add_argument("--only", metavar="NAME,…", help="fetch and audit these packages alone")
     arguments.add_argument(
         "--offline", action="store_true", help="use nothing but directories of this machine"
