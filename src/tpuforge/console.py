@@ -137,14 +137,15 @@ def error_console() -> Console:
 def visible(text: str) -> str:
     """A text whose control characters are seen and not obeyed.
 
-    A file name, an argument or what a server answers may hold codes that move a terminal's cursor or
-    rewrite what stands there.
+    A file name, an argument or what a server answers may hold codes that move a terminal's cursor
+    or rewrite what stands there.
 
     Args:
         text: Any text.
 
     Returns:
-        The same text, with ``\\xNN`` for each control character but tabs and ends of lines.
+        The same text; each control character but tabs and ends of lines as a backslash, x and its
+        number.
     """
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
