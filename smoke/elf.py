@@ -43,7 +43,9 @@ class Library:
     Attributes:
         path: The file.
         needed: Names of the libraries it needs.
-        runpath: Folders it looks in first, ``$ORIGIN`` not yet replaced.
+        runpath: Folders it looks in for what it needs itself, ``$ORIGIN`` not yet replaced.
+        rpath: The same, and for what its libraries need as well; nobody heeds it where there is
+            a ``runpath``.
         soname: Its own name, or an empty text.
         wants: Library name to the symbol versions it needs from it.
         offers: Symbol versions it defines.
@@ -53,17 +55,29 @@ class Library:
     path: Path
     needed: list[str] = field(default_factory=list)
     runpath: list[str] = field(default_factory=list)
+    rpath: list[str] = field(default_factory=list)
     soname: str = ""
     wants: dict[str, set[str]] = field(default_factory=dict)
     offers: set[str] = field(default_factory=set)
     machine: str = ""
 
     def folders(self) -> list[Path]:
-        """The folders of ``runpath``, with ``$ORIGIN`` replaced by the file's own folder."""
+        """Where it looks first for what it needs itself, ``$ORIGIN`` replaced."""
+        return self._resolved(self.runpath or self.rpath)
+
+    def handed_down(self) -> list[Path]:
+        """Where the libraries that it loads look as well, and theirs: ld.so(8) on ``DT_RPATH``.
+
+        A ``DT_RUNPATH`` is for the direct needs of its own file only, and puts the old tag out of
+        force.
+        """
+        return [] if self.runpath else self._resolved(self.rpath)
+
+    def _resolved(self, entries: list[str]) -> list[Path]:
         origin = str(self.path.parent)
         return [
             Path(entry.replace("${ORIGIN}", origin).replace("$ORIGIN", origin))
-            for entry in self.runpath
+            for entry in entries
             if entry
         ]
 
@@ -242,8 +256,10 @@ def _read(path: Path, data: mmap.mmap) -> Library:
     for tag, value in dynamic.entries:
         if tag == _DT_NEEDED:
             library.needed.append(text(value))
-        elif tag in (_DT_RPATH, _DT_RUNPATH):
+        elif tag == _DT_RUNPATH:
             library.runpath += text(value).split(":")
+        elif tag == _DT_RPATH:
+            library.rpath += text(value).split(":")
         elif tag == _DT_SONAME:
             library.soname = text(value)
     if _DT_VERNEED in found:

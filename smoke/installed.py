@@ -13,7 +13,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -627,7 +627,8 @@ def link_problems(
     """Needed libraries that are nowhere, and symbol versions that the system does not define.
 
     A library without a run path, or below torch's importer, finds what torch has already loaded,
-    so torch's own folder counts for all.
+    so torch's own folder counts for all. Where one looks by the ``DT_RPATH`` of what loads it
+    (ld.so(8)), that of every library that needs it counts.
 
     Args:
         site: The site-packages folder.
@@ -638,23 +639,30 @@ def link_problems(
         Problems of needed libraries, problems of symbol versions, and figures.
     """
     system = system_folders(root, search_path)
-    loaded = [site / "torch" / "lib"]
+    usual = [site / "torch" / "lib", *system]
     cache: dict[str, elf.Library | None] = {}
     needs: list[str] = []
     versions: set[str] = set()
     floors: dict[str, str] = {}
     offered: dict[str, str] = {}
     files = libraries(site)
+    read: dict[Path, elf.Library] = {}
+    unreadable: dict[Path, Exception] = {}
+    for path in files:
+        try:
+            read[path] = elf.read(path)
+        except (elf.NotElfError, OSError) as error:
+            unreadable[path] = error
+    inherited = _inherited(read.values(), usual)
     for path in files:
         label = path.relative_to(site)
-        try:
-            library = elf.read(path)
-        except (elf.NotElfError, OSError) as error:
-            needs.append(f"{label} cannot be read: {error}")
+        if path in unreadable:
+            needs.append(f"{label} cannot be read: {unreadable[path]}")
             continue
-        folders = [*library.folders(), *loaded, *system]
+        library = read[path]
+        folders = _searched(library, inherited.get(path.resolve(), ()), usual)
         for name in library.needed:
-            if not any((folder / name).is_file() for folder in folders):
+            if _found(name, folders) is None:
                 needs.append(f"{label} needs {name}, which is nowhere")
         for name, wanted in library.wants.items():
             for version in wanted:
@@ -667,6 +675,48 @@ def link_problems(
             for version in sorted(wanted - found.offers):
                 versions.add(f"{label} needs {version}, which the system's {name} does not define")
     return needs, sorted(versions), LinkFigures(len(files), floors, offered)
+
+
+def _inherited(
+    read: Collection[elf.Library], usual: Sequence[Path]
+) -> dict[Path, dict[Path, None]]:
+    """The folders that each library is handed down by those that need it, near or far.
+
+    Args:
+        read: The libraries that may hand down, and be handed.
+        usual: Where every one of them looks last.
+
+    Returns:
+        Real path of a library to its folders, in order; a dictionary for its fast ``in``.
+    """
+    known = {library.path.resolve(): library for library in read}
+    inherited: dict[Path, dict[Path, None]] = {path: {} for path in known}
+    waiting = list(known)
+    while waiting:
+        path = waiting.pop()
+        library, own = known[path], inherited[path]
+        # what has a run path does not heed what it was handed, and passes it on all the same
+        passed = dict.fromkeys([*library.handed_down(), *own])
+        if not passed:
+            continue
+        folders = _searched(library, own, usual)
+        for name in library.needed:
+            found = _found(name, folders)
+            needed = found.resolve() if found else None
+            if needed not in known or passed.keys() <= inherited[needed].keys():
+                continue
+            inherited[needed] |= passed
+            waiting.append(needed)
+    return inherited
+
+
+def _searched(library: elf.Library, inherited: Iterable[Path], usual: Sequence[Path]) -> list[Path]:
+    """Where the loader looks for what a library needs itself, in order."""
+    return [*library.folders(), *(() if library.runpath else inherited), *usual]
+
+
+def _found(name: str, folders: Iterable[Path]) -> Path | None:
+    return next((path for folder in folders if (path := folder / name).is_file()), None)
 
 
 def _system_library(

@@ -100,6 +100,7 @@ def elf(
     undefined: tuple[str, ...] = (),
     defined: tuple[str, ...] = (),
     machine: int = 62,
+    rpath: str = "",
 ) -> bytes:
     """A shared library that is nothing but its dynamic section, with symbols if there are any."""
     names = bytearray(b"\0")
@@ -112,6 +113,8 @@ def elf(
     entries = [(1, name(text)) for text in needed]
     if runpath:
         entries.append((29, name(runpath)))
+    if rpath:
+        entries.append((15, name(rpath)))
     need = bytearray()
     wanted = list((wants or {}).items())
     for index, (library, versions) in enumerate(wanted):

@@ -215,6 +215,47 @@ def test_libraries_that_find_what_they_need(tmp_path: Path) -> None:
     assert (needs, versions, figures.files) == ([], [], 3)
 
 
+_TOP, _MIDDLE, _DEEP = (
+    "wheel/top.so needs libmiddle.so, which is nowhere",
+    "wheel.libs/libmiddle.so needs libdeep.so, which is nowhere",
+    "wheel.libs/libdeep.so needs libdeeper.so, which is nowhere",
+)
+_LIBS = "$ORIGIN/../wheel.libs"
+
+
+@pytest.mark.parametrize(
+    ("top", "middle", "lacks"),
+    [
+        # the old tag is handed down, through a library without a path of its own as well
+        ({"rpath": _LIBS}, {}, set()),
+        # the new one is for the direct needs of its own file
+        ({"runpath": _LIBS}, {}, {_MIDDLE, _DEEP}),
+        # and puts the old one beside it out of force
+        ({"runpath": _LIBS, "rpath": _LIBS}, {}, {_MIDDLE, _DEEP}),
+        # who has a new one does not look where it was told to from above, and still passes it on
+        ({"rpath": _LIBS}, {"runpath": "/elsewhere"}, {_MIDDLE, _DEEP}),
+        ({"rpath": _LIBS}, {"runpath": "$ORIGIN"}, set()),
+        # a folder that holds nothing finds nothing
+        ({"rpath": "$ORIGIN/../empty"}, {}, {_TOP, _MIDDLE, _DEEP}),
+    ],
+)
+def test_the_paths_that_a_library_is_handed_down(
+    tmp_path: Path, top: dict[str, str], middle: dict[str, str], lacks: set[str]
+) -> None:
+    site = tmp_path / "site"
+    _system(tmp_path)
+    files = {
+        "wheel/top.so": elf(("libmiddle.so",), **top),
+        "wheel.libs/libmiddle.so": elf(("libdeep.so",), **middle),
+        "wheel.libs/libdeep.so": elf(("libdeeper.so",)),
+        # two that need each other are no endless way
+        "wheel.libs/libdeeper.so": elf(("libmiddle.so",), runpath="$ORIGIN"),
+    }
+    package(site, "one", "1.0", files)
+    needs, _, _ = installed.link_problems(site, tmp_path)
+    assert set(needs) == lacks
+
+
 def test_a_library_that_is_nowhere_and_one_that_is_damaged(tmp_path: Path) -> None:
     site = tmp_path / "site"
     _system(tmp_path)
