@@ -176,13 +176,53 @@ def test_a_tag_runs_by_the_digest_that_it_has_just_now(root: Path, quick: Path) 
     assert (done.returncode, never.asked) == (2, [])
 
 
-def test_a_dry_run_without_docker_has_its_line_and_says_so(root: Path, quick: Path) -> None:
+def test_a_dry_run_without_docker_says_what_the_line_would_be(root: Path, quick: Path) -> None:
     words = ("--dry-run", "--no-cache", "--docker", "no-such-docker", IMAGE, "true")
     done = run(*words, root=root, clients=Clients(quick))
     assert done.returncode == 2
     assert "there is no no-such-docker on PATH" in done.stderr
-    assert done.stdout.startswith("no-such-docker run --rm --net=host")
-    assert done.stdout.endswith(f"{IMAGE} true\n")
+    assert done.stdout == ""
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("  no-such-docker run --rm --net=host")
+    assert line.endswith(f"{IMAGE} true")
+
+
+def test_a_failed_check_leaves_no_line_and_is_said_at_the_end(root: Path, quick: Path) -> None:
+    clients = Clients(quick, rootless=True)
+    words = ("--no-cache", IMAGE, "true")
+    dry = run("--dry-run", *words, root=root, clients=clients)
+    assert (dry.returncode, dry.stdout) == (1, "")
+    assert "tpu-run: would not be run because of memlock: hard limit 64.0 MiB" in dry.stderr
+    assert "or --ignore memlock\n" in dry.stderr
+    assert " --ulimit memlock=-1 " in dry.stderr.splitlines()[-1]
+    document = json.loads(
+        run("--dry-run", "--json", "-", *words, root=root, clients=clients).stdout
+    )
+    assert (document["exit_code"], document["line"], document["command"]) == (1, "", [])
+    let = run("--dry-run", "--ignore", "memlock", *words, root=root, clients=clients)
+    assert let.returncode == 0, let.stderr
+    assert "memlock" not in let.stdout
+    assert let.stdout.startswith("docker run --rm --net=host --shm-size=16g ")
+    real = run(*words, root=root, clients=clients)
+    assert (real.returncode, real.stdout) == (1, "")
+    assert "tpu-run: not run because of memlock: hard limit 64.0 MiB" in real.stderr
+    assert real.stderr.splitlines()[-1] == "  mend: see above; or --ignore memlock"
+    # a look at the host runs nothing in any case
+    assert "because of" not in run("--check", root=root, clients=clients).stderr
+    assert clients.asked == []
+
+
+def test_the_folder_of_the_page_is_a_host(tmp_path: Path, quick: Path) -> None:
+    page = (FOLDER.parents[1] / "docs" / "tpu-vm.md").read_text(encoding="utf-8")
+    recipe = page.partition("### Without a TPU")[2].partition("    ./tpu-run --root")[0]
+    lines = [line.strip() for line in recipe.splitlines() if line.startswith("    ")]
+    assert len(lines) == 3
+    made = ["/bin/sh", "-euc", "\n".join(lines)]
+    subprocess.run(made, cwd=tmp_path, check=True, timeout=60)
+    done = run("--dry-run", "--no-cache", IMAGE, root=tmp_path / "host", clients=Clients(quick))
+    assert done.returncode == 0, done.stderr
+    assert "1 chip of TPU v6e" in done.stderr
+    assert f"--device={tmp_path}/host/dev/vfio/0:/dev/vfio/0" in done.stdout
 
 
 def test_an_engine_that_gives_another_digest_is_not_believed(root: Path, quick: Path) -> None:
