@@ -277,6 +277,15 @@ def test_the_lines_to_a_private_engine_quote_its_address() -> None:
     assert own == {"local_run_line": "", "save_line": ""}
 
 
+def test_the_line_for_a_tpu_says_what_it_takes_and_what_does_with_less() -> None:
+    record = WHOLE | {"local_run_line": "", "save_line": ""}
+    text = bake._outcome(record | {"flavour": "runtime"}).text
+    assert "once the image is there: ./forge push" in text
+    assert f"tpu-run HOST/NAME@{WHOLE['manifest_digest']} python" in text
+    # one without wheels has nothing to do there
+    assert "tpu-run" not in bake._outcome(record | {"flavour": ""}).text
+
+
 def test_an_unchanged_run_refreshes_the_lines_to_the_engine(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ def test_a_healthy_image(tmp_path: Path) -> None:
         "2.1 GB unpacked",
         str(tmp_path / "report/index.html"),
         image["run_line"],
+        f"tpu-run HOST/NAME@{image['manifest_digest']} python",
         "no TPU found",
     ):
         assert word in done.stdout

@@ -836,6 +836,12 @@ def _outcome(record: Mapping[str, Any], *, loaded: bool | None = None) -> Outcom
         lines.append(f"  torch_tpu {given.get('file')}, given; not the locked one")
     where = "on a TPU" if record.get("flavour") else "to use"
     lines.append(f"  {where:<8}  {record['run_line']}")
+    if record.get("flavour"):
+        there = (
+            "once the image is there: ./forge push --to HOST/NAME, or docker save and docker load"
+        )
+        narrow = f"pushed, with no more rights than it needs: tpu-run HOST/NAME@{digest} python"
+        lines += [f"{'':<12}{there}", f"{'':<12}{narrow} (docs/tpu-vm.md)"]
     if record["local_run_line"]:
         lines.append(f"  here      {record['local_run_line']}")
         lines.append(f"  to yours  {record['save_line']}")

@@ -460,7 +460,9 @@ def _show(
         print(f"{key + ':':<8} {value}")
     for note in notes:
         print(f"{'note:':<8} {note['from']}: {note['text']}")
-    print(f"\non a TPU VM:\n  {image['run_line']}")
+    print(f"\non a TPU VM, with this image pulled or loaded:\n  {image['run_line']}")
+    print("with no more rights than it needs, once it is pushed (docs/tpu-vm.md):")
+    print(f"  tpu-run HOST/NAME@{image['manifest_digest']} python")
     if image.get("local_run_line"):
         print(f"here (private engine):\n  {image['local_run_line']}")
     if image.get("save_line"):
