@@ -211,3 +211,17 @@ def test_the_set_tells_what_is_baked_and_how_it_was_judged(checkout: Path) -> No
     assert (row("pallas-py311")["baked"], row("pallas-py311")["why_not"]) == (False, None)
     why = "there is no flavour 'train' for Python 3.11"
     assert row("train-py311")["why_not"] == why
+
+    def state(slug: str) -> str:
+        rows = catalogue.rows(PINS)
+        return next(catalogue._cells(one)[2] for one in rows if one.member.slug == slug)
+
+    assert state("pallas-py311") == "not baked"
+    assert row("pallas-py311")["wheels_fetched"] is True
+    assert state("train-py311") == "cannot be had"
+    assert row("train-py311")["wheels_fetched"] is None
+    scipy = checkout / "out" / "wheelhouse" / hashlib.sha256(b"scipy").hexdigest()
+    next(scipy.glob("*.whl")).unlink()
+    assert state("pallas-py311") == "wheels not fetched"
+    assert row("pallas-py311")["wheels_fetched"] is False
+    assert "forge fetch_wheel --python 3.11 --flavour pallas" in str(row("pallas-py311")["why_not"])

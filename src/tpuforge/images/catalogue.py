@@ -37,7 +37,8 @@ class Row:
         member: Which it is.
         target: Its name and places; None where the pins or locks do not have it.
         suite: The Debian that it stands on; empty for none.
-        why: Why it cannot be baked here; empty if nothing is in the way.
+        why: Why it cannot be had; empty if nothing is in the way.
+        unfetched: What of its wheels is not fetched, and how to; empty if it is baked, or all are.
         record: Its record, if it was baked here.
         health: The verdict of the health suite on this very image; empty if it was not judged.
     """
@@ -46,6 +47,7 @@ class Row:
     target: Target | None
     suite: str
     why: str
+    unfetched: str
     record: dict[str, Any] | None
     health: str
 
@@ -70,7 +72,8 @@ class Row:
                 for key in ("manifest_digest", "compressed_bytes", "unpacked_bytes", "gzip")
             },
             "health": self.health or None,
-            "why_not": self.why or None,
+            "why_not": self.why or self.unfetched or None,
+            "wheels_fetched": not self.unfetched if self.target is not None else None,
         }
 
 
@@ -85,20 +88,21 @@ def rows(pins: Pins, *, here: bool = True) -> list[Row]:
 
 
 def _row(member: Member, pins: Pins, *, here: bool) -> Row:
-    target, record, why, health, suite = None, None, "", "", ""
+    target, record = None, None
+    why, unfetched, health, suite = "", "", "", ""
     try:
         target = member_target(member, pins)
         suite = base_set(target, pins).name
         if here:
             record = read_finished(target)
             health = _health(target, record) if record is not None else ""
-            why = lacks(target, pins) if record is None else ""
+            unfetched = lacks(target, pins) if record is None else ""
     except ForgeError as error:
         why = error.found.splitlines()[0]
     if member.image.name == "simulator":
         # it stands on nothing
         suite = ""
-    return Row(member, target, suite, why, record, health)
+    return Row(member, target, suite, why, unfetched, record, health)
 
 
 def _health(target: Target, record: dict[str, Any]) -> str:
@@ -205,14 +209,19 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         f"{len(there)} of {len(made)} images are baked here",
         data={"images": [row.data for row in made]},
         text="\n".join(
-            f"  {row.member.slug}: {row.why}" for row in made if row.record is None and row.why
+            f"  {row.member.slug}: {row.why or row.unfetched}"
+            for row in made
+            if row.record is None and (row.why or row.unfetched)
         ),
     )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     if row.record is None:
-        end: tuple[str, ...] = ("cannot be had" if row.why else "not baked", "", "", "")
+        state = (
+            "cannot be had" if row.why else "wheels not fetched" if row.unfetched else "not baked"
+        )
+        end: tuple[str, ...] = (state, "", "", "")
     else:
         end = (
             row.record["manifest_digest"][:19],
