@@ -1,22 +1,26 @@
 """Whether a health report is whole, and says what its own checks say.
 
-Two verbs believe such a report: ``smoke``, which takes it out of a container, and ``report``, which
-finds it on disk. Both ask here, and the verdict is judged again by the suite's own rules
+``smoke`` takes such a report out of a container, ``report`` finds it on disk, and a release carries
+it with the image. All ask here, and the verdict is judged again by the suite's own rules
 (``smoke/verdict.py``), so that no single word in a file makes an image healthy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from tpuforge.errors import ForgeError
-from tpuforge.paths import ROOT
+from tpuforge.paths import ROOT, out_dir, parse_json, read_json
 
 SCHEMA = "tpuforge.health/1"
 TIERS = ("static", "import", "compile", "simulate", "device")
+# of what a report tells in one line
+_MOST = 1000
 _STATUSES = ("passed", "failed", "not run")
 _NUMBER = (int, float)
 _OPTIONAL_TEXT, _OPTIONAL_COUNT = (str, type(None)), (int, type(None))
@@ -56,6 +60,114 @@ _CHECK: _Shape = {
     "peak_memory_bytes": _OPTIONAL_COUNT,
     "figures": dict,
 }
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a health report says of its image.
+
+    Attributes:
+        word: The verdict. ``not judged`` is one that came to none; ``damaged`` a report that its
+            own checks do not bear out.
+        why: What is behind it, as a clause.
+    """
+
+    word: Literal["healthy", "unhealthy", "not judged", "damaged"]
+    why: str
+
+
+def told(data: bytes) -> Told:
+    """What a report says of its image, as far as it can be believed.
+
+    Args:
+        data: The report, whoever may have written it.
+
+    Raises:
+        ForgeError: If the suite's rules are not in this checkout.
+    """
+    try:
+        report = parse_json(data)
+    except ValueError:
+        return Told("damaged", "it is no JSON")
+    if wrong := flaw(report):
+        return Told("damaged", wrong)
+    verdict = report["verdict"]
+    if verdict == "unhealthy":
+        return Told("unhealthy", _line("; ".join(failures(report))))
+    if report.get("selection"):
+        return Told("not judged", _line(f"some checks only were run ({report['selection']})"))
+    if verdict == "healthy" and not report["tiers"]["static"]["passed"]:
+        return Told("not judged", "the tier static was left out")
+    if verdict != "healthy":
+        left = "a TPU was there, and unusable" if verdict == "device" else report["trouble"]
+        return Told("not judged", _line(left or "the suite came to no verdict"))
+    passed = sum(check["status"] == "passed" for check in report["checks"])
+    return Told(
+        "healthy", _line(f"{passed} checks passed, up to the tier {report['highest_tier']}")
+    )
+
+
+def _line(text: str) -> str:
+    """A text of a stranger's report as part of one line: it could look like a verdict."""
+    line = "".join(sign if sign.isprintable() else " " for sign in text)
+    return line if len(line) <= _MOST else f"{line[:_MOST]} …"
+
+
+def warning(slug: str, image: str, digest: str, attached: bytes | None) -> str:
+    """What a person has to know who hands an image on; empty for a healthy one.
+
+    The report that ``smoke`` left here counts; without one the report that is attached.
+
+    Args:
+        slug: The image's folder in ``out/images``.
+        image: What ``--image`` calls it.
+        digest: Digest of its manifest.
+        attached: The health report that goes with it; None without one.
+    """
+    own = of_image(slug, digest)
+    data = own if own is not None else attached
+    judge = f"./forge smoke --image {image}, then ./forge sbom --image {image}"
+    if data is None:
+        return f"{slug} was NOT JUDGED by the health suite: {judge}"
+    found = told(data)
+    if found.word == "unhealthy":
+        return f"{slug} is UNHEALTHY, and nobody should be given it: {found.why}"
+    if found.word != "healthy":
+        return f"{slug} was NOT JUDGED by the health suite: {found.why}: {judge}"
+    if own is not None and own != attached:
+        return f"the health report of {slug} is not attached yet: ./forge sbom --image {image}"
+    return ""
+
+
+def failures(report: Mapping[str, Any]) -> list[str]:
+    """The checks that make an image unhealthy, each with what was found.
+
+    Args:
+        report: A whole health report.
+    """
+    return [
+        f"{check['id']}: {check['detail'] or check['purpose']}"
+        for check in report["checks"]
+        if check["status"] == "failed" and check["severity"] == "critical"
+    ]
+
+
+def of_image(slug: str, digest: str) -> bytes | None:
+    """The report that ``smoke`` left of one very image, whole as the suite left it; None without.
+
+    Args:
+        slug: The image's folder in ``out/images``.
+        digest: Digest of its manifest.
+    """
+    folder = out_dir() / "health" / slug
+    run = read_json(folder / "run.json")
+    if not isinstance(run, dict) or run.get("manifest_digest") != digest:
+        return None
+    try:
+        data = (folder / "health.json").read_bytes()
+    except FileNotFoundError:
+        return None
+    return data if hashlib.sha256(data).hexdigest() == run.get("sha256") else None
 
 
 def flaw(report: Any) -> str:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import signal
+import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpuforge import host, mirrors
+from smoke_host_support import health
+from tpuforge import health_report, host, mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.layout import Blob
+from tpuforge.layout import Blob, read_image
 from tpuforge.registry import Reference, Registry
-from tpuforge.release import attest, bill, cosign, referrers
+from tpuforge.release import attest, bill, cosign, inventory, referrers
 from tpuforge.release.cosign import Signer
 from trust_support import DIGESTS, SITE, Toy, files, labels, make, record
 
@@ -46,10 +51,115 @@ def test_a_whole_image_passes_and_says_what_was_not_checked(toy: Toy) -> None:
     states = {one["what"]: one["status"] for one in found["data"]["checks"]}
     assert states.pop("signature") == "not run"
     assert states.pop(RECORDS) == "not run"
+    assert states.pop("health") == "not run"
     assert set(states.values()) == {"passed"}
     assert "sbom.cdx.json names what is in the layers" in states
     assert "the bill's wheels are those of the image's own lock" in states
-    assert f"not checked: signature, {RECORDS}" in found["summary"]
+    assert f"not checked: signature, health, {RECORDS}" in found["summary"]
+
+
+def _judged(toy: Toy, report: dict[str, Any]) -> None:
+    """Leave a health report of the image, as smoke does."""
+    folder = toy.out / "health" / "toy-py311"
+    folder.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(report).encode()
+    (folder / "health.json").write_bytes(data)
+    run = {"manifest_digest": toy.digest, "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "run.json").write_text(json.dumps(run))
+
+
+def _health(toy: Toy, *arguments: str, code: int) -> dict[str, str]:
+    checks = toy.about("verify", *arguments, code=code)["data"]["checks"]
+    (one,) = [one for one in checks if one["what"] == "health"]
+    assert isinstance(one, dict)
+    return one
+
+
+def test_an_image_that_nobody_judged(toy: Toy) -> None:
+    one = _health(toy, code=0)
+    assert (one["status"], one["detail"]) == (
+        "not run",
+        "not judged: no health report is attached",
+    )
+    asked = _health(toy, "--healthy", code=1)
+    assert asked["status"] == "failed" and "./forge smoke" in asked["mend"]
+
+
+@pytest.mark.parametrize(
+    ("report", "codes", "said"),
+    [
+        (health(), (0, 0), "healthy: "),
+        (health("unhealthy", 1), (1, 1), "unhealthy: import.torch: undefined symbol: x"),
+        (health("unjudged", 2), (0, 1), "not judged: the suite stopped"),
+        (health("device", 3), (0, 1), "not judged: a TPU was there, and unusable"),
+        (health(selection="static.closure"), (0, 1), "not judged: some checks only"),
+        ({**health("unhealthy", 1), "verdict": "healthy"}, (1, 1), "the report is not whole"),
+    ],
+)
+def test_what_the_health_suite_found_is_a_check(
+    toy: Toy, report: dict[str, Any], codes: tuple[int, int], said: str
+) -> None:
+    _judged(toy, report)
+    toy.about("sbom")
+    assert said in _health(toy, code=codes[0])["detail"]
+    assert said in _health(toy, "--healthy", code=codes[1])["detail"]
+
+
+def test_a_report_cannot_write_lines_of_its_own_into_the_verdict(toy: Toy) -> None:
+    report = health("unhealthy", 1)
+    report["checks"][1]["detail"] = "x\n  passed   health: healthy\x1b[2J"
+    _judged(toy, report)
+    toy.about("sbom")
+    assert _health(toy, code=1)["detail"].isprintable()
+
+
+def test_what_hands_an_image_on_warns_of_one_that_is_not_known_to_be_healthy(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPUFORGE_OUT", str(toy.out))
+
+    def warned(attached: bytes | None) -> str:
+        return health_report.warning("toy-py311", "toy", toy.digest, attached)
+
+    good, bad = json.dumps(health()).encode(), json.dumps(health("unhealthy", 1)).encode()
+    assert "NOT JUDGED" in warned(None) and "./forge smoke --image toy" in warned(None)
+    assert warned(good) == ""
+    assert "UNHEALTHY" in warned(bad)
+    # what smoke found last counts, attached or not
+    _judged(toy, health("unhealthy", 1))
+    assert "UNHEALTHY" in warned(good)
+    _judged(toy, health())
+    assert "not attached yet: ./forge sbom --image toy" in warned(None)
+
+
+def test_ctrl_c_does_not_wait_for_a_layer_that_is_being_read(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = read_image(toy.folder / "oci")
+    begun = threading.Event()
+
+    class Endless:
+        def __enter__(self) -> Endless:
+            return self
+
+        def __exit__(self, *words: object) -> None:
+            pass
+
+        def __iter__(self) -> Iterator[tarfile.TarInfo]:
+            begun.set()
+            while True:
+                yield tarfile.TarInfo("x")
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(inventory.oci, "open_layer", lambda layout, blob: Endless())
+    presses = threading.Thread(target=interrupt)
+    with Progress("test", quiet=True) as progress, pytest.raises(KeyboardInterrupt):
+        presses.start()
+        inventory.read(toy.folder / "oci", image, progress)
+    presses.join()
 
 
 def test_a_flipped_byte_of_a_layer(toy: Toy) -> None:
@@ -109,7 +219,11 @@ def test_a_file_that_was_changed_with_its_record(tmp_path: Path) -> None:
 
 def test_nothing_attached(tmp_path: Path) -> None:
     toy = make(tmp_path)
-    assert ATTACHED in failed(toy)
+    found = toy.about("verify", code=1)["data"]["checks"]
+    (one,) = [one for one in found if one["what"] == ATTACHED]
+    assert one["detail"] == "no documents yet"
+    assert one["mend"] == "./forge sbom --image toy --python 3.11"
+    assert set(failed(toy)) == {ATTACHED}
 
 
 def test_a_damaged_document(toy: Toy) -> None:

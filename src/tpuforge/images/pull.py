@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ from tpuforge import layout as oci
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.host import which
+from tpuforge.images import bare, builder, context, simulation
 from tpuforge.images.engine import ClassicError, ensure_engine, user_target
-from tpuforge.paths import exclusive, out_dir, write_json
+from tpuforge.paths import exclusive, out_dir, read_json, write_json
 from tpuforge.process import clean_env, run
 from tpuforge.registry import (
     Reference,
@@ -60,6 +62,7 @@ def pull(ref: Reference, registry: Registry, progress: Progress, *, into: str) -
     with exclusive(
         f"pull-{folder.name[:16]}", lambda who: progress.note(f"waiting for {who}, which takes it")
     ):
+        before = read_json(folder / "pulled.json")
         # it stands for something whole
         (folder / "pulled.json").unlink(missing_ok=True)
         copied = registry.copy_out(ref, layout, _seeds(layout))
@@ -73,7 +76,11 @@ def pull(ref: Reference, registry: Registry, progress: Progress, *, into: str) -
         }
         write_json(folder / "pulled.json", record)
         name = _name(ref, image)
-        loaded = into == "engine" and _load(layout, image, name, progress)
+        loaded, line = False, ""
+        if into == "engine":
+            loaded, line = _load(layout, image, name, progress)
+    for note in notes:
+        progress.note(note)
     data = {
         "registry": ref.host,
         "repository": ref.name,
@@ -84,10 +91,14 @@ def pull(ref: Reference, registry: Registry, progress: Progress, *, into: str) -
         "known_blobs": copied.there,
         "referrers": attached,
         "name": name if into == "engine" else "",
+        "run_line": line,
     }
     where = f"{name} in the engine" if into == "engine" else str(layout)
-    summary = f"{ref.at_digest(ref.digest)}: {copied}; {where}"
-    return Outcome("done" if copied.moved or loaded else "unchanged", summary, data, notes)
+    taken = str(copied) if copied.moved else f"all {copied.there} blobs were on this machine"
+    summary = f"{ref.at_digest(ref.digest)}: {taken}; {where}"
+    changed = copied.moved or loaded or before != record
+    text = f"  to run it:  {line}" if line else ""
+    return Outcome("done" if changed else "unchanged", summary, data, notes, text=text)
 
 
 def _seeds(own: Path) -> list[Path]:
@@ -103,20 +114,46 @@ def _name(ref: Reference, image: oci.Image) -> str:
     return str(ref.at_tag("").checked_tag(tag))
 
 
-def _engine(progress: Progress) -> tuple[str, Mapping[str, str]]:
-    """The Docker client, and the variables that lead it to the engine."""
+def _run_line(name: str, labels: Mapping[str, str], private_host: str) -> str:
+    """The line that runs an image of this project; one of a private engine as it can run there."""
+    makers = {one.NAME: one.run_line for one in (bare, builder, simulation)}
+    made = labels.get("io.tpuforge.image", "")
+    if made in makers:
+        line = str(makers[made](name))
+    elif not made:
+        return shlex.join([*_docker(private_host), "run", "--rm", "-it", name])
+    elif private_host:
+        # a private engine is on the machine that bakes, which has no TPU to hand in
+        return shlex.join([*_docker(private_host), "run", "--rm", name, "versions"])
+    else:
+        line = context.run_line(name)
+    return line.replace("docker ", f"{shlex.join(_docker(private_host))} ")
+
+
+def _docker(private_host: str) -> list[str]:
+    return ["docker", "-H", private_host] if private_host else ["docker"]
+
+
+def _engine(progress: Progress) -> tuple[str, Mapping[str, str], str]:
+    """The Docker client, the variables that lead it to the engine, and a private one's address."""
     try:
         engine = ensure_engine(progress)
     except ClassicError:
         # it cannot bake, but it takes images
         docker = which("docker")
-        return docker, user_target(docker).env
-    return str(engine["docker"]), engine["env"]
+        return docker, user_target(docker).env, ""
+    host = str(engine["docker_host"]) if engine["private"] else ""
+    return str(engine["docker"]), engine["env"], host
 
 
-def _load(layout: Path, image: oci.Image, name: str, progress: Progress) -> bool:
-    """Put the image into the engine's store; whether it was not there yet."""
-    docker, variables = _engine(progress)
+def _load(layout: Path, image: oci.Image, name: str, progress: Progress) -> tuple[bool, str]:
+    """Put the image into the engine's store.
+
+    Returns:
+        Whether it was not there yet, and the line that runs it.
+    """
+    docker, variables, host = _engine(progress)
+    line = _run_line(name, image.labels, host)
     env = clean_env(**variables)
     wanted = {image.manifest.digest, image.config.digest}
     ask = [docker, "image", "inspect", "--format", "{{.Id}}", name]
@@ -126,7 +163,7 @@ def _load(layout: Path, image: oci.Image, name: str, progress: Progress) -> bool
         return done.code == 0 and bool(wanted & set(done.output.split()))
 
     if there():
-        return False
+        return False, line
     reading, writing = os.pipe()
 
     def write() -> None:
@@ -152,7 +189,7 @@ def _load(layout: Path, image: oci.Image, name: str, progress: Progress) -> bool
             mend=f"docker rmi {name}, then run the same command again",
             exit_code=Exit.FAULT,
         )
-    return True
+    return True, line
 
 
 def _pull(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -163,7 +200,7 @@ def _pull(options: argparse.Namespace, progress: Progress) -> Outcome:
         raise ForgeError(
             f"{ref} has no digest: a tag can name another image tomorrow",
             expected="HOST/NAME[:TAG]@sha256:…",
-            mend=f"today it names this one: forge pull {ref}@{now}",
+            mend=f"today it names this one: ./forge pull {ref}@{now}",
         )
     return pull(ref, registry, progress, into=options.into)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tpuforge import health_report
 from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
@@ -34,6 +35,7 @@ from tpuforge.registry import (
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "push"
+_HEALTH = "application/vnd.tpuforge.health.v1+json"
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _FORM = {"image": str, "python": str, "name": str, "manifest_digest": str}
 
@@ -47,12 +49,14 @@ class Baked:
         image: Its name in the tree.
         tag: Its own tag, made of versions.
         digest: Its manifest's digest.
+        judgeable: Whether it has a health suite.
     """
 
     slug: str
     image: str
     tag: str
     digest: str
+    judgeable: bool
 
     @property
     def folder(self) -> Path:
@@ -78,7 +82,7 @@ def choose(options: argparse.Namespace) -> list[str]:
             )
         found = sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
         if not found:
-            raise _none("no image is baked here", "forge bake")
+            raise _none("no image is baked here", "./forge bake")
         return found
     pins = load()
     image = options.image or pins.default_image
@@ -89,7 +93,7 @@ def choose(options: argparse.Namespace) -> list[str]:
             return [slug]
     words = f" --image {image}" if options.image else ""
     words += f" --python {options.python}" if options.python else ""
-    raise _none(f"the image {slugs[0]} is not baked here", f"forge bake{words}")
+    raise _none(f"the image {slugs[0]} is not baked here", f"./forge bake{words}")
 
 
 def _none(found: str, mend: str) -> ForgeError:
@@ -111,7 +115,7 @@ def read_baked(slug: str) -> Baked:
         raise ForgeError(
             f"{folder / 'image.json'} is not the record of an image",
             expected="what bake wrote",
-            mend="forge bake",
+            mend="./forge bake",
             exit_code=Exit.FAULT,
         )
     found = oci.read_image(folder / "oci").manifest.digest
@@ -119,10 +123,11 @@ def read_baked(slug: str) -> Baked:
         raise ForgeError(
             f"{folder / 'oci'} holds another image than its record says: {found}",
             expected=record["manifest_digest"],
-            mend="forge bake",
+            mend="./forge bake",
             exit_code=Exit.FAULT,
         )
-    return Baked(slug, record["image"], record["name"].rpartition(":")[2], found)
+    tag = record["name"].rpartition(":")[2]
+    return Baked(slug, record["image"], tag, found, bool(record.get("suite_sha256")))
 
 
 def push(
@@ -160,20 +165,27 @@ def push(
     twins = [("oci", names)]
     if gzip:
         if not (baked.folder / "oci-gzip" / "index.json").is_file():
-            raise _none(f"there is no gzip twin of {baked.slug}", "forge bake --gzip")
+            raise _none(f"there is no gzip twin of {baked.slug}", "./forge bake --gzip")
         twins.append(("oci-gzip", [f"{name}-gzip" for name in names]))
     attached = _attached(baked)
     notes = []
     copied: list[Copied] = []
     put: list[str] = []
     referrers: list[str] = []
+    fresh = 0
+    moved_index = False
     for folder, own in twins:
         layout = baked.folder / folder
         digest = oci.read_image(layout).manifest.digest
         absent = registry.absent_tags(ref, own, digest, move=move)
         copied.append(registry.copy_in(layout, ref))
         if folder == "oci" and attached is not None:
+            _, documents = read_referrers(attached, digest)
+            index = ref.at_tag(fallback_tag(digest))
+            before = registry.find(index)
+            fresh = sum(not registry.find(ref.at_digest(one.manifest.digest)) for one in documents)
             referrers = registry.copy_referrers(attached, ref.at_digest(digest))
+            moved_index = registry.find(index) != before
         if read_back:
             _read_back(layout, ref, registry, progress)
         registry.tag(layout, ref, absent)
@@ -182,7 +194,15 @@ def push(
                 registry.check(ref.at_tag(name), digest)
         put += absent
     if attached is None:
-        notes.append(f"nothing is attached to {baked.slug}: forge sbom makes what can be")
+        notes.append(f"nothing is attached to {baked.slug}: ./forge sbom makes what can be")
+    elif fresh and not any(one.moved for one in copied):
+        notes.append(
+            f"{baked.slug} was there, and {_documents(fresh)} newly attached to it: if it was "
+            "signed, ./forge sign has to sign again, or ./forge verify fails"
+        )
+    notes += _warn(baked, attached)
+    for note in notes:
+        progress.note(note, loud=True)
     facts = {
         "image": baked.image,
         "slug": baked.slug,
@@ -195,14 +215,36 @@ def push(
         "new_bytes": sum(one.moved_bytes for one in copied),
         "known_blobs": sum(one.there for one in copied),
         "referrers": referrers,
+        "new_referrers": fresh,
         "referrers_tag": fallback_tag(baked.digest) if referrers else "",
         "gzip": {"digest": copied[1].digest, "tags": twins[1][1]} if gzip else None,
         "read_back": read_back,
     }
     sent = "; ".join(str(one) for one in copied)
+    if fresh:
+        sent += f"; {_documents(fresh)} newly attached"
+    elif moved_index:
+        sent += "; the list of what is attached was renewed"
     summary = f"{ref.at_digest(baked.digest)} ({', '.join(names)}): {sent}"
-    changed = bool(put) or any(one.moved for one in copied)
+    changed = bool(put) or fresh or moved_index or any(one.moved for one in copied)
     return Outcome("done" if changed else "unchanged", summary, facts, notes)
+
+
+def _documents(number: int) -> str:
+    return f"{number} document was" if number == 1 else f"{number} documents were"
+
+
+def _warn(baked: Baked, attached: Path | None) -> list[str]:
+    """What has to be known of an image that is not known to be healthy."""
+    if not baked.judgeable:
+        return []
+    report = None
+    if attached is not None:
+        _, documents = read_referrers(attached, baked.digest)
+        layers = [layer for one in documents for layer in one.layers if layer.media_type == _HEALTH]
+        report = layers[0].path(attached).read_bytes() if layers else None
+    text = health_report.warning(baked.slug, baked.image, baked.digest, report)
+    return [text] if text else []
 
 
 def _attached(baked: Baked) -> Path | None:
@@ -215,7 +257,7 @@ def _attached(baked: Baked) -> Path | None:
         raise ForgeError(
             f"what is attached to {baked.slug} belongs to another image: {subject}",
             expected=baked.digest,
-            mend="forge sbom",
+            mend="./forge sbom",
             exit_code=Exit.FAULT,
         )
     read_referrers(baked.folder / "referrers", baked.digest)

@@ -189,6 +189,6 @@ def read(data: bytes) -> Said:
         raise ForgeError(
             f"the provenance cannot be read: {type(error).__name__}: {error}",
             expected="an in-toto statement with SLSA build provenance v1",
-            mend="forge sbom, and for a registry: forge push",
+            mend="./forge sbom, and for a registry: ./forge push",
             exit_code=Exit.FAULT,
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,18 @@ def named(slug: str) -> str:
     raise ForgeError(
         f"there is no finished image {slug[:_MOST_SHOWN]!r}",
         expected="a folder of out/images, such as runtime-py311",
-        mend="forge images lists them",
+        mend="./forge images lists them",
     )
+
+
+def words(record: Mapping[str, Any]) -> str:
+    """The arguments that name an image, as a person gives them.
+
+    Args:
+        record: Its ``image.json``.
+    """
+    python = f" --python {record['python']}" if record["python"] else ""
+    return f"--image {record['image']}{python}"
 
 
 def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
@@ -129,7 +140,7 @@ def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
         found = sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
         if not found:
             raise ForgeError(
-                "no image is baked here", expected="an image in out/images", mend="forge bake"
+                "no image is baked here", expected="an image in out/images", mend="./forge bake"
             )
         return [load(slug) for slug in found]
     one = load(slug_of(options, pins))
@@ -137,7 +148,7 @@ def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
         raise ForgeError(
             f"{one.slug} was baked from the flavour {one.record['flavour']}",
             expected=f"the flavour {options.flavour}",
-            mend=f"forge bake --image {one.record['image']} --flavour {options.flavour}",
+            mend=f"./forge bake --image {one.record['image']} --flavour {options.flavour}",
         )
     return [one]
 
@@ -154,7 +165,7 @@ def load(slug: str) -> Baked:
     folder = out_dir() / "images" / named(slug)
     name, _, python = slug.partition("-py")
     more = f" --python {python[0]}.{python[1:]}" if python else ""
-    mend = f"forge bake --image {name}{more}"
+    mend = f"./forge bake --image {name}{more}"
     record = read_record(folder / "image.json", SCHEMA, _FORM)
     if record is None:
         others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))

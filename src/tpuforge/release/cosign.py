@@ -163,12 +163,13 @@ class Cosign:
         if done.code != 0:
             raise self._explain(done, "signing", signer)
 
-    def verify(self, digest: str, signer: Signer) -> None:
+    def verify(self, digest: str, signer: Signer, mend: str = "") -> None:
         """Verify that a manifest is signed.
 
         Args:
             digest: Its digest.
             signer: By whom: the public key, or the identity and its issuer.
+            mend: What to do if nobody signed it.
 
         Raises:
             NotSignedError: If it is not, or by somebody else; exit code 1.
@@ -188,7 +189,7 @@ class Cosign:
             raise NotSignedError(
                 f"{self.ref.repository}@{digest} is not signed",
                 expected=f"a signature by {signer}",
-                mend=f"do not use it; if it is yours: forge sign --to {self.ref.repository}",
+                mend=mend or "do not use it",
                 exit_code=Exit.FAULT,
             )
         if any(mark in low for mark in _OTHERS):

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import tarfile
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -187,20 +188,37 @@ def read(
     order = sorted(
         {blob for blob in image.layers if blob.digest not in known}, key=lambda blob: -blob.size
     )
+    stop = threading.Event()
     with (
         progress.step("reading the layers"),
         ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
     ):
         # the largest first, so that none is left for the end
-        read_all = pool.map(lambda blob: _read(layout, blob, bare=bare, contents=contents), order)
-        known |= {layer.digest: layer for layer in read_all}
+        read_all = pool.map(
+            lambda blob: _read(layout, blob, stop, bare=bare, contents=contents), order
+        )
+        try:
+            known |= {layer.digest: layer for layer in read_all}
+        except BaseException:
+            # the pool waits for its threads: whoever pressed Ctrl-C should not
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return _joined([known[blob.digest] for blob in image.layers])
 
 
-def _read(layout: Path, blob: oci.Blob, *, bare: bool, contents: bool) -> Layer:
+class _StoppedError(Exception):
+    """Nobody waits any more for what a thread reads."""
+
+
+def _read(
+    layout: Path, blob: oci.Blob, stop: threading.Event, *, bare: bool, contents: bool
+) -> Layer:
     found = Layer(blob.digest)
     with oci.open_layer(layout, blob) as tar:
         for entry in tar:
+            if stop.is_set():
+                raise _StoppedError
             name = entry.name.removeprefix("./").strip("/")
             folder, _, last = name.rpartition("/")
             if last == ".wh..wh..opq":
@@ -211,7 +229,7 @@ def _read(layout: Path, blob: oci.Blob, *, bare: bool, contents: bool) -> Layer:
                 if name in _RELEASES or _DOC.fullmatch(name):
                     found.links[name] = entry.linkname
             elif entry.isreg():
-                _take(found, tar, entry, name, bare=bare, contents=contents)
+                _take(found, tar, entry, name, stop, bare=bare, contents=contents)
     return found
 
 
@@ -220,6 +238,7 @@ def _take(
     tar: tarfile.TarFile,
     entry: tarfile.TarInfo,
     name: str,
+    stop: threading.Event,
     *,
     bare: bool,
     contents: bool,
@@ -239,16 +258,18 @@ def _take(
     elif info is not None and info["file"].startswith("sboms/"):
         found.texts[name] = b""
     if hashed:
-        digest = _sha256(file, start)
+        digest = _sha256(file, start, stop)
         if inside:
             found.contents[name] = digest
         else:
             found.digests[name] = digest
 
 
-def _sha256(file: IO[bytes] | None, start: bytes = b"") -> str:
+def _sha256(file: IO[bytes] | None, start: bytes, stop: threading.Event) -> str:
     digest = hashlib.sha256(start)
     while file is not None and (chunk := file.read(1 << 20)):
+        if stop.is_set():
+            raise _StoppedError
         digest.update(chunk)
     return digest.hexdigest()
 

@@ -273,6 +273,6 @@ def _bad(where: str, what: str) -> ForgeError:
     return ForgeError(
         f"{where}: {what}",
         expected="documents that are attached to this very image, each of its digest",
-        mend="forge sbom, and for a registry: forge push",
+        mend="./forge sbom, and for a registry: ./forge push",
         exit_code=Exit.FAULT,
     )

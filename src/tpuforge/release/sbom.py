@@ -18,6 +18,7 @@ from typing import Any
 from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
 
+from tpuforge import health_report
 from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
@@ -86,7 +87,7 @@ def own_lock(found: Inventory, labels: Mapping[str, str]) -> list[Locked]:
             raise ForgeError(
                 f"/{inventory.LOCK} in the image has the digest {digest}",
                 expected=f"{wanted or 'a digest'}, as the label io.tpuforge.lock.sha256 says",
-                mend="forge bake --no-cache",
+                mend="./forge bake --no-cache",
                 exit_code=Exit.FAULT,
             )
         return read_lock(path)
@@ -133,7 +134,7 @@ def _unfit(image: Baked, what: str) -> ForgeError:
     return ForgeError(
         f"{image.slug}: {what}",
         expected="exactly what the locks and the base's record name",
-        mend=f"forge bake --image {image.record['image']}, if a lock has changed since",
+        mend=f"./forge bake --image {image.record['image']}, if a lock has changed since",
         exit_code=Exit.FAULT,
     )
 
@@ -204,14 +205,7 @@ def _source(image: Baked) -> Revision:
 
 def _health(image: Baked) -> bytes | None:
     """The health report of this very image, whole as the suite left it; None without one."""
-    folder = out_dir() / "health" / image.slug
-    run = read_json(folder / "run.json")
-    if not isinstance(run, dict) or run.get("manifest_digest") != image.record["manifest_digest"]:
-        return None
-    path = folder / HEALTH
-    if not path.is_file() or sha256_file(path) != run.get("sha256"):
-        return None
-    return path.read_bytes()
+    return health_report.of_image(image.slug, image.image.manifest.digest)
 
 
 def _key(
@@ -338,7 +332,7 @@ def write(
             f"{image.slug}: the commit that it was baked from is not known: "
             + (source.why or "files differ from the commit"),
             expected="an image that was baked from a clean checkout, which is as it was then",
-            mend="git status; then forge bake, and forge sbom --release",
+            mend="git status; then ./forge bake, and ./forge sbom --release",
             exit_code=Exit.FAULT,
         )
     base = _base_record(image)
@@ -351,7 +345,7 @@ def write(
         raise ForgeError(
             f"{image.slug} has damaged blobs: {', '.join(blob.digest for blob in bad)}",
             expected="every blob of the digest that names it",
-            mend=f"forge bake --image {image.record['image']}",
+            mend=f"./forge bake --image {image.record['image']}",
             exit_code=Exit.FAULT,
         )
     found = inventory.read(image.layout, image.image, progress, known=known)
@@ -439,7 +433,9 @@ def _outcome(
         )
     # an image without the suite has no health to report
     if HEALTH not in figures["bytes"] and image.record.get("suite_sha256"):
-        notes.append(f"there is no health report of this very {image.slug}: forge smoke, then sbom")
+        notes.append(
+            f"there is no health report of this very {image.slug}: ./forge smoke, then sbom"
+        )
     return Outcome(
         "unchanged" if unchanged else "done",
         f"{image.slug}: {what}; {len(record['referrers'])} documents for {record['subject'][:19]}…",

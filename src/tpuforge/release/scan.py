@@ -181,7 +181,7 @@ def _no_bill(image: Baked, why: str) -> ForgeError:
     return ForgeError(
         f"{image.slug} has no bill of materials to scan: {why}",
         expected=f"one of {image.image.manifest.digest}",
-        mend=f"forge sbom --image {image.record['image']}",
+        mend=f"./forge sbom --image {image.record['image']}",
     )
 
 

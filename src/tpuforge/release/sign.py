@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tpuforge import health_report
 from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table
 from tpuforge.distribution import NotThereError
@@ -39,12 +40,12 @@ def to_sign(image: Baked) -> list[tuple[str, str]]:
     Raises:
         ForgeError: If its documents are missing, damaged, or of another image; exit code 1.
     """
-    digest = image.image.manifest.digest
+    digest, words = image.image.manifest.digest, baked.words(image.record)
     if sbom.record_of(image) is None:
         raise ForgeError(
             f"{image.slug} has no bill of materials and no provenance of its own yet",
             expected=f"documents of {digest}",
-            mend=f"forge sbom --image {image.record['image']}, forge push, then forge sign",
+            mend=f"./forge sbom {words}, ./forge push {words} --to HOST/NAME, ./forge sign {words}",
             exit_code=Exit.FAULT,
         )
     found, _ = referrers.read_layout(image.referrers, digest)
@@ -61,7 +62,7 @@ def target_of(image: Baked, text: str | None) -> Reference:
     Raises:
         ForgeError: If it was pushed nowhere, or the reference names another image.
     """
-    digest = image.image.manifest.digest
+    digest, words = image.image.manifest.digest, baked.words(image.record)
     if text is None:
         pushed: Any = read_json(image.folder.parents[1] / "results" / f"push-{image.slug}.json")
         data = pushed.get("data") if isinstance(pushed, dict) else None
@@ -69,7 +70,7 @@ def target_of(image: Baked, text: str | None) -> Reference:
             raise ForgeError(
                 f"{image.slug} was pushed nowhere from here",
                 expected="--to HOST/NAME",
-                mend="forge push --to HOST/NAME, then forge sign",
+                mend=f"./forge push {words} --to HOST/NAME, then ./forge sign {words}",
             )
         repository = str(data["repository"])
         whole = repository.startswith(f"{data['registry']}/")
@@ -79,7 +80,7 @@ def target_of(image: Baked, text: str | None) -> Reference:
         raise ForgeError(
             f"{ref} is not {image.slug}, which is {digest}",
             expected="an image that was baked here: nothing else is signed",
-            mend=f"leave the digest out, or bake it: forge bake --image {image.record['image']}",
+            mend=f"leave the digest out, or bake it: ./forge bake --image {image.record['image']}",
             exit_code=Exit.FAULT,
         )
     return ref.at_digest(digest)
@@ -99,13 +100,14 @@ def sign(image: Baked, ref: Reference, registry: Registry, signer: Signer) -> Ou
     """
     progress = registry.progress
     wanted = [*to_sign(image), *_twin(image, registry, ref)]
+    notes = _warn(image, progress)
     with progress.step(f"looking for them in {ref.repository}"):
         absent = [what for what, digest in wanted if not _is_there(registry, ref, digest)]
     if absent:
         raise ForgeError(
             f"{ref.repository} does not hold {', '.join(absent)} of {image.slug}",
             expected="the image, with all that is attached to it",
-            mend=f"forge push --image {image.record['image']} --to {ref.repository}",
+            mend=f"./forge push {baked.words(image.record)} --to {ref.repository}",
             exit_code=Exit.FAULT,
         )
     tool = Cosign(registry, ref, cosign.program(progress))
@@ -114,7 +116,7 @@ def sign(image: Baked, ref: Reference, registry: Registry, signer: Signer) -> Ou
         with progress.step("looking for signatures"):
             open_ones = _unsigned(tool, wanted, signer)
     if open_ones:
-        with progress.step(f"signing {len(open_ones)} manifests"):
+        with progress.step(f"signing {_count(len(open_ones))}"):
             tool.sign([digest for _, digest in open_ones], signer)
     signed = {digest for _, digest in open_ones}
     data = {
@@ -129,13 +131,31 @@ def sign(image: Baked, ref: Reference, registry: Registry, signer: Signer) -> Ou
         "log": signer.log or not signer.key,
     }
     if not open_ones:
-        summary = (
-            f"{ref} and {len(wanted) - 1} manifests beside it are signed with this key already"
-        )
-        return Outcome("unchanged", summary, data=data)
-    return Outcome(
-        "done", f"signed {len(open_ones)} of {len(wanted)} manifests of {ref}", data=data
+        summary = f"{ref} and {_count(len(wanted) - 1)} beside it: signed with this key already"
+        return Outcome("unchanged", summary, data, notes)
+    summary = f"signed {len(open_ones)} of {_count(len(wanted))} of {ref}"
+    return Outcome("done", summary, data, notes)
+
+
+def _count(number: int) -> str:
+    return f"{number} manifest{'' if number == 1 else 's'}"
+
+
+def _warn(image: Baked, progress: Progress) -> list[str]:
+    """Say that an image is about to be signed that is not known to be healthy."""
+    if not image.record.get("suite_sha256"):
+        return []
+    found, blob = referrers.read_layout(image.referrers, image.image.manifest.digest)
+    attached = [blob(one.blob.digest) for one in found if one.kind == referrers.HEALTH]
+    text = health_report.warning(
+        image.slug,
+        image.record["image"],
+        image.image.manifest.digest,
+        attached[0] if attached else None,
     )
+    if text:
+        progress.note(text, loud=True)
+    return [text] if text else []
 
 
 def _twin(image: Baked, registry: Registry, ref: Reference) -> list[tuple[str, str]]:

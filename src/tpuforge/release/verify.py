@@ -10,6 +10,7 @@ checked is said.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tpuforge import health_report
 from tpuforge import layout as oci
 from tpuforge.console import Progress
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import out_dir, parse_json
+from tpuforge.paths import out_dir, parse_json, read_json
 from tpuforge.pins import load
 from tpuforge.registry import Reference, Registry, add_options, from_options
 from tpuforge.release import attest, baked, bill, cosign, installed, inventory, referrers, sbom
@@ -48,12 +50,13 @@ _SYSTEM_LABELS = (
     "org.opencontainers.image.base.digest",
     "io.tpuforge.lock.sha256",
 )
+_SUITE_LABEL = "io.tpuforge.suite.sha256"
 _WHEEL_LABELS = (
     "org.opencontainers.image.source",
     "org.opencontainers.image.revision",
     "io.tpuforge.python",
     "io.tpuforge.flavour",
-    "io.tpuforge.suite.sha256",
+    _SUITE_LABEL,
     "io.tpuforge.xla.commit",
 )
 # wheels that an image's labels name by digest
@@ -64,9 +67,10 @@ _NEEDED = {
     referrers.PROVENANCE: "provenance",
 }
 _OURS = (*_NEEDED, referrers.HEALTH)
+_HEALTH = "health"
 _MOST_LINES = 8
-_AGAIN = "do not use the image; if it is yours: forge sbom, then forge push and forge sign"
-_BAKE = "do not use the image; if it is yours: forge bake --no-cache, then forge sbom"
+_AGAIN = "do not use the image; if it is yours: ./forge sbom, then ./forge push and ./forge sign"
+_BAKE = "do not use the image; if it is yours: ./forge bake --no-cache, then ./forge sbom"
 
 
 @dataclass
@@ -145,11 +149,13 @@ class Documents:
         cyclonedx: The bill in CycloneDX; None without one that can be read.
         spdx: The same in SPDX.
         provenance: The statement.
+        health: The health reports; the image may have been judged more than once.
     """
 
     cyclonedx: bill.Read | None = None
     spdx: bill.Read | None = None
     provenance: attest.Said | None = None
+    health: list[bytes] = field(default_factory=list)
 
 
 def labels_wrong(labels: Mapping[str, str], said: bill.Read | None) -> list[str]:
@@ -220,7 +226,11 @@ def _read_documents(
     """Read what is attached; each document of each kind has to be of this image."""
     documents = Documents()
     for one in found:
-        if one.kind not in (referrers.CYCLONEDX, referrers.SPDX, referrers.PROVENANCE):
+        if one.kind not in _OURS:
+            continue
+        if one.kind == referrers.HEALTH:
+            with verdict.check(f"{one.name} is of its digest"):
+                documents.health.append(referrers.checked(blob(one), one.blob.digest, one.name))
             continue
         with verdict.check(f"{one.name} is of this image") as faults:
             data = referrers.checked(blob(one), one.blob.digest, one.name)
@@ -258,6 +268,35 @@ def _judge_documents(
     if said is not None:
         with verdict.check("provenance: this image, this builder, these materials") as faults:
             faults.extend(provenance_wrong(said, digest, labels, cyclonedx))
+
+
+def _judge_health(
+    verdict: Verdict, documents: Documents, labels: Mapping[str, str], *, healthy: bool
+) -> None:
+    """What the health suite found; of several reports the one that was begun last counts."""
+    mend = "./forge smoke, ./forge sbom, and for a registry: ./forge push and ./forge sign"
+    judged = [(health_report.told(data), data) for data in documents.health]
+    damaged = [told for told, _ in judged if told.word == "damaged"]
+    if damaged:
+        found = f"the report is not whole: {damaged[0].why}"
+        verdict.checks.append(Check(_HEALTH, "failed", found, mend))
+        return
+    if not judged:
+        suite = labels.get(_SUITE_LABEL)
+        why = "no health report is attached" if suite else "the image has no health suite"
+        told = health_report.Told("not judged", why)
+    else:
+        told, _ = max(judged, key=lambda one: str(parse_json(one[1])["started"]))
+    detail = f"{told.word}: {told.why}"
+    if told.word == "healthy":
+        verdict.checks.append(Check(_HEALTH, "passed", detail))
+    elif told.word == "unhealthy":
+        mend = f"do not use the image; if it is yours: read the report, mend it, bake, then {mend}"
+        verdict.checks.append(Check(_HEALTH, "failed", detail, mend))
+    elif healthy:
+        verdict.checks.append(Check(_HEALTH, "failed", detail, mend))
+    else:
+        verdict.skip(_HEALTH, detail)
 
 
 def _judge_layers(
@@ -314,15 +353,16 @@ def _judge_files(verdict: Verdict, found: Inventory, locked: Mapping[tuple[str, 
             faults.extend(wrong)
     if absent:
         names = f"{', '.join(absent[:_MOST_LINES])}{' …' if len(absent) > _MOST_LINES else ''}"
-        verdict.skip(what, f"not in the wheelhouse: {names} (forge fetch_wheel)")
+        verdict.skip(what, f"not in the wheelhouse: {names} (./forge fetch_wheel)")
 
 
-def verify_local(image: Baked, progress: Progress) -> Verdict:
+def verify_local(image: Baked, progress: Progress, *, healthy: bool = False) -> Verdict:
     """Verify an image that was baked here.
 
     Args:
         image: The image.
         progress: Told what happens.
+        healthy: Ask of it to be judged, and healthy.
 
     Returns:
         The checks.
@@ -335,10 +375,17 @@ def verify_local(image: Baked, progress: Progress) -> Verdict:
     ):
         bad = oci.wrong(image.layout, image.image, progress.advance)
         faults.extend([f"{blob.digest} is missing or damaged" for blob in bad])
-    verdict.skip("signature", "an image is signed in a registry: forge verify HOST/NAME --key …")
+    verdict.skip("signature", "an image is signed in a registry: ./forge verify HOST/NAME --key …")
     found: list[Referrer] = []
     documents = Documents()
     with verdict.check("documents attached, each of its digest and of this image") as faults:
+        if not (image.referrers / "index.json").is_file():
+            raise ForgeError(
+                "no documents yet",
+                expected="bills of materials and provenance",
+                mend=f"./forge sbom {baked.words(image.record)}",
+                exit_code=Exit.FAULT,
+            )
         found, blob = referrers.read_layout(image.referrers, digest)
         faults.extend(
             [f"{one.name} is attached to {one.subject}" for one in _astray(found, digest)]
@@ -355,6 +402,7 @@ def verify_local(image: Baked, progress: Progress) -> Verdict:
     if found:
         documents = _read_documents(verdict, found, lambda one: blob(one.blob.digest), digest)
         _judge_documents(verdict, documents, digest, image.image.labels)
+    _judge_health(verdict, documents, image.image.labels, healthy=healthy)
     if bad or not found:
         why = "a blob is damaged" if bad else "there is no bill that can be read"
         verdict.skip("the bill against the layers", why)
@@ -374,7 +422,7 @@ def _absent(found: Sequence[Referrer]) -> list[str]:
 
 
 def verify_remote(
-    ref: Reference, registry: Registry, signer: Signer, *, layers: bool
+    ref: Reference, registry: Registry, signer: Signer, *, layers: bool, healthy: bool = False
 ) -> tuple[str, Verdict]:
     """Verify an image in a registry.
 
@@ -383,6 +431,7 @@ def verify_remote(
         registry: How registries are reached.
         signer: Whose it has to be.
         layers: Take the layers too, and hold the bill against them.
+        healthy: Ask of the image to be judged, and healthy.
 
     Returns:
         The image's digest, and the checks.
@@ -402,12 +451,14 @@ def verify_remote(
     referrers.checked(manifest, digest, str(ref))
     exact = ref.at_digest(digest)
     tool = Cosign(registry, exact, cosign.program(progress))
+    own = _own(digest)
+    mend = _sign_it(own, exact.repository, signer)
     with verdict.check("the image is signed"), progress.step("verifying the signature"):
-        tool.verify(digest, signer)
+        tool.verify(digest, signer, mend)
     labels = _labels(registry, exact, manifest)
     found: list[Referrer] = []
     with verdict.check("documents attached, each of its digest and of this image") as faults:
-        every = _attached(registry, exact)
+        every = _attached(registry, exact, own)
         faults.extend(
             [f"{one.name} is attached to {one.subject}" for one in _astray(every, digest)]
         )
@@ -419,11 +470,12 @@ def verify_remote(
             verdict.skip("documents of another kind", f"{names}: not this project's")
     for one in found:
         with verdict.check(f"{one.name} is signed"), progress.step(f"verifying {one.name}"):
-            tool.verify(one.digest, signer)
+            tool.verify(one.digest, signer, mend)
     documents = _read_documents(
         verdict, found, lambda one: registry.document(exact, one.blob), digest
     )
     _judge_documents(verdict, documents, digest, labels)
+    _judge_health(verdict, documents, labels, healthy=healthy)
     if not layers:
         verdict.skip("the bill against the layers", "only with --layers, which takes all of them")
     elif verdict.failed:
@@ -453,7 +505,37 @@ def _labels(registry: Registry, ref: Reference, manifest: bytes) -> dict[str, st
         ) from error
 
 
-def _attached(registry: Registry, ref: Reference) -> list[Referrer]:
+def _own(digest: str) -> str:
+    """The arguments that name an image of this checkout; empty for somebody else's."""
+    for path in sorted((out_dir() / "images").glob("*/image.json")):
+        record = read_json(path)
+        # an unreadable neighbour is no reason to judge nothing
+        with contextlib.suppress(ForgeError, KeyError, TypeError, AttributeError):
+            twin = path.parent / "oci-gzip"
+            mine = {str(record["manifest_digest"])}
+            if (twin / "index.json").is_file():
+                mine.add(oci.read_image(twin).manifest.digest)
+            if digest in mine:
+                return baked.words(record)
+    return ""
+
+
+def _sign_it(own: str, repository: str, signer: Signer) -> str:
+    """What to do with something that nobody signed."""
+    if not own:
+        return (
+            "do not use it: it is no image of this checkout, so nothing here can sign it; ask who "
+            "published it, or sign it where it was baked"
+        )
+    key = signer.key
+    if key.endswith(".pub"):
+        private = Path(key).with_suffix(".key")
+        key = str(private) if private.is_file() else f"<the private key of {key}>"
+    words = f" --key {key}" if key else ""
+    return f"it is of this checkout: ./forge sign {own} --to {repository}{words}"
+
+
+def _attached(registry: Registry, ref: Reference, own: str) -> list[Referrer]:
     """What a registry has attached to an image, each manifest checked by digest."""
     where = ref.at_tag(referrers.tag(ref.digest))
     try:
@@ -462,7 +544,9 @@ def _attached(registry: Registry, ref: Reference) -> list[Referrer]:
         raise ForgeError(
             f"nothing is attached to {ref}",
             expected="bills of materials and provenance, with the index that names them",
-            mend="if it is yours: forge sbom, then forge push and forge sign",
+            mend=f"./forge sbom {own}, ./forge push {own} --to {ref.repository}, then ./forge sign"
+            if own
+            else "do not use it; it is no image of this checkout: ask who published it",
             exit_code=Exit.FAULT,
         ) from error
     found = []
@@ -495,7 +579,9 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         ref = Reference.parse(text)
         signer = _signer(options)
         registry = from_options(options, progress)
-        digest, verdict = verify_remote(ref, registry, signer, layers=options.layers)
+        digest, verdict = verify_remote(
+            ref, registry, signer, layers=options.layers, healthy=options.healthy
+        )
         name = str(ref.at_digest(digest))
         notes = []
         if not ref.digest:
@@ -505,13 +591,13 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
             raise ForgeError(
                 "an image that was baked here has no signature",
                 expected="--key and --identity with an image in a registry",
-                mend="forge verify HOST/NAME@sha256:… --key FILE, or leave them out",
+                mend="./forge verify HOST/NAME@sha256:… --key FILE, or leave them out",
             )
         if text:
             image = baked.load(text)
         else:
             (image,) = baked.choose(options, pins)
-        verdict = verify_local(image, progress)
+        verdict = verify_local(image, progress, healthy=options.healthy)
         name, digest, notes = image.slug, image.image.manifest.digest, []
     return _outcome(name, digest, verdict, notes)
 
@@ -562,6 +648,9 @@ def arguments() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--layers", action="store_true", help="take the layers too, and look into them"
+    )
+    made.add_argument(
+        "--healthy", action="store_true", help="fail too for an image that was not judged healthy"
     )
     add_options(made)
     return made
