@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,20 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, verdict: str, code: int, w
     done = forge("release.report", out=tmp_path)
     assert done.returncode == code
     assert f"health:  {word}. " in done.stdout
+
+
+def test_an_unhealthy_image_is_not_offered(tmp_path: Path) -> None:
+    image = fill(tmp_path, health_data=health("unhealthy", 1))
+    done = forge("release.report", out=tmp_path)
+    assert done.returncode == 1
+    assert "note:    health: Failed: import.torch: undefined symbol: x." in done.stdout
+    assert "not for a TPU VM" in done.stdout
+    assert image["run_line"] not in done.stdout and "tpu-run" not in done.stdout
+    page = (tmp_path / "report/index.html").read_text()
+    assert image["run_line"] not in page
+    assert "Failed: import.torch: undefined symbol: x." in page
+    notes: Any = report_json(tmp_path)["notes"]
+    assert notes[0]["from"] == "health"
 
 
 def test_no_health_yet(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ _IMAGE_EXTRAS = {
     "local_run_line": str,
     "save_line": str,
 }
+_OFFERS = ("run_line", "save_line")
+_MOST_FAILED = 8
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,14 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
     notes = gather_notes(image, health, bench, stages, _baked_at(out / "images" / slug))
     page = page_module()
     verdict = judge(page, health)
+    exit_code = _exit_code(health)
+    unhealthy = exit_code == Exit.FAULT
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     target = out / "report" / "index.html"
     text = page.render(
         health.data,
-        image=image,
+        # nobody is led to hand on what is known to be bad
+        image={k: v for k, v in image.items() if not (unhealthy and k in _OFFERS)},
         bench=bench.data,
         stages=stages,
         notes=notes,
@@ -102,7 +107,6 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
         verdict=verdict,
         made=made,
     )
-    exit_code = _exit_code(health)
     write_atomic(target, text)
     write_json(
         out / "report" / "report.json",
@@ -124,7 +128,7 @@ def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
         if health.data is not None:
             print_table(("tier", "verdict", "time", "peak memory", ""), tiers)
             print()
-        _show(image, f"{word}. {verdict['why']}", notes, target)
+        _show(image, f"{word}. {verdict['why']}", notes, target, unhealthy=unhealthy)
     return Outcome(
         "done",
         f"{image['name']}: {word.lower()}; {target}",
@@ -329,7 +333,7 @@ def gather_notes(
     stages: Sequence[dict[str, Any]],
     baked_at: datetime,
 ) -> list[dict[str, str]]:
-    """What the reader must not miss, each sentence once.
+    """What the reader must not miss, each sentence once; what makes an image unhealthy first.
 
     A verb's failure counts if it came after the bake and is about this image. One that only says
     that the verb could not work (exit code 2), such as a mistyped command, is about the image only
@@ -346,6 +350,11 @@ def gather_notes(
         ``{"from": who says it, "text": one sentence}``.
     """
     notes: dict[str, str] = {}
+    failed = health_report.failures(health.data) if health.data is not None else []
+    for text in failed[:_MOST_FAILED]:
+        notes.setdefault(_sentence(f"failed: {text.splitlines()[0]}"), "health")
+    if len(failed) > _MOST_FAILED:
+        notes[f"And {len(failed) - _MOST_FAILED} more critical checks failed."] = "health"
     for source, part in (("health", health), ("bench", bench)):
         if part.state != "fresh":
             notes[_sentence(part.why)] = source
@@ -444,6 +453,8 @@ def _show(
     verdict: str,
     notes: Sequence[dict[str, str]],
     target: Path,
+    *,
+    unhealthy: bool,
 ) -> None:
     lines = [
         ("image", image["name"]),
@@ -460,12 +471,17 @@ def _show(
         print(f"{key + ':':<8} {value}")
     for note in notes:
         print(f"{'note:':<8} {note['from']}: {note['text']}")
-    print(f"\non a TPU VM, with this image pulled or loaded:\n  {image['run_line']}")
-    print("with no more rights than it needs, once it is pushed (docs/tpu-vm.md):")
-    print(f"  tpu-run HOST/NAME@{image['manifest_digest']} python")
+    if unhealthy:
+        print(
+            "\nnot for a TPU VM, and for nobody else: the image is unhealthy, see the notes above"
+        )
+    else:
+        print(f"\non a TPU VM, with this image pulled or loaded:\n  {image['run_line']}")
+        print("with no more rights than it needs, once it is pushed (docs/tpu-vm.md):")
+        print(f"  tpu-run HOST/NAME@{image['manifest_digest']} python")
     if image.get("local_run_line"):
         print(f"here (private engine):\n  {image['local_run_line']}")
-    if image.get("save_line"):
+    if image.get("save_line") and not unhealthy:
         print(f"into an engine of your own:\n  {image['save_line']}")
     print()
 
