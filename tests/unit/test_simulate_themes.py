@@ -205,6 +205,11 @@ def test_a_limit_that_is_gone_or_has_changed_is_told() -> None:
     gone = limits.judge(entry, None)
     assert gone is not None
     assert "works by now" in gone
+    (unique,) = [one for one in limits.listed() if one["probe"] == "unique"]
+    for name in ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGBUS"):
+        assert limits.judge(unique, f"its process was ended by {name}") is None
+    for words in ("its process was ended by SIGKILL", "exit 1", "RuntimeError: SIGSEGV"):
+        assert "another way" in (limits.judge(unique, words) or "")
     other = limits.judge(entry, "no such operator")
     assert other is not None
     assert "another way" in other
