@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,9 +69,8 @@ def test_an_unhealthy_image_shows_what_failed_and_stays_unhealthy(tmp_path: Path
     for word in ("done", "nothing to do"):
         done = forge("smoke.health", *PLAIN, out=tmp_path)
         assert done.returncode == 1
-        assert "failed: import.torch: import.torch holds" in done.stdout
-        assert "undefined symbol: x" in done.stdout
-        assert "mend: forge bake" in done.stdout
+        assert "failed: import.torch: undefined symbol: x\n" in done.stdout
+        assert "\n  expected: import.torch holds\n  mend: forge bake\n" in done.stdout
         assert f"smoke: {word} in" in done.stdout
     assert len(runs(client)) == 1
 
@@ -362,6 +363,58 @@ def test_of_two_at_once_the_second_waits_and_has_nothing_to_do(tmp_path: Path) -
     assert len(runs(client)) == 1
     assert sum("nothing to do" in text for text in said) == 1
     assert sum("waiting for process" in text for text in said) == 1
+
+
+def test_what_is_kept_waits_for_nobody_and_what_is_not_says_for_whom(tmp_path: Path) -> None:
+    fill(tmp_path)
+    fake_engine(tmp_path, tmp_path / "client", report=health())
+    assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
+    with (tmp_path / ".locks/smoke").open("r+", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.truncate()
+        held.write(f"process {os.getpid()}")
+        held.flush()
+        done = forge("smoke.health", *PLAIN, out=tmp_path)
+        assert "smoke: nothing to do" in done.stdout
+        assert "waiting" not in done.stderr
+        waits = subprocess.Popen(
+            [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN, "--again"],
+            env=support.verb_env(tmp_path),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert waits.stderr is not None
+            said = [waits.stderr.readline(), waits.stderr.readline()]
+            time.sleep(2.5)
+            assert waits.poll() is None
+            fcntl.flock(held, fcntl.LOCK_UN)
+            said += waits.communicate(timeout=60)[1].splitlines()
+        finally:
+            waits.kill()
+    assert waits.returncode == 0
+    whom = f"waiting for process {os.getpid()}"
+    assert said[0].startswith(f"smoke: {whom}, and only one at a time")
+    assert said[1] == f"smoke: {whom} …\n"
+    assert re.fullmatch(rf"smoke: {whom}: \d\.\d s", said[2])
+
+
+def test_a_process_is_named_with_its_command(tmp_path: Path) -> None:
+    fill(tmp_path)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=3)
+    words = [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN]
+    env = support.verb_env(tmp_path)
+    first = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not (client / "running").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        done = forge("smoke.health", *PLAIN, out=tmp_path)
+        assert first.wait(timeout=30) == 0
+    finally:
+        first.kill()
+    assert f"waiting for process {first.pid} (smoke --tier static,import)" in done.stderr
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tpuforge.console import Progress, duration, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import ROOT, exclusive, out_dir, read_json, sha256_file, write_json
+from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_json
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -67,13 +67,13 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         "the choice of targets": ",".join(options.target),
     }
     key = container.key_of(inputs)
-    with exclusive("smoke", container.say_wait(progress)):
-        record = None if options.again else container.earlier(folder, ["bench.json"], key)
-        result = read_json(folder / "bench.json")
-        if record is not None and record["exit_code"] == Exit.OK and _is_result(result):
-            if not options.json:
-                _show(result, subject)
-            return _outcome("unchanged", subject, folder, record)
+    # what was measured before waits for nobody who is running an image
+    if kept := None if options.again else _kept(folder, key):
+        return _unchanged(kept, subject, folder, show=not options.json)
+    with container.turn(progress):
+        # whom it waited for may have measured the same
+        if kept := None if options.again else _kept(folder, key):
+            return _unchanged(kept, subject, folder, show=not options.json)
         if why := container.changes(folder, inputs):
             progress.note(why)
         started = time.monotonic()
@@ -106,10 +106,34 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
                 "notes": notes,
             }
             files = {"bench.json": room.results / "whole.json"}
-            container.publish(folder, files, record)
+            with container.shelf():
+                container.publish(folder, files, record)
     if not options.json:
         _show(result, subject)
     return _outcome("done", subject, folder, record)
+
+
+def _kept(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The record and the result of an earlier run with the same inputs, if both are whole."""
+    with container.shelf():
+        record = container.earlier(folder, ["bench.json"], key)
+        result = read_json(folder / "bench.json")
+    if record is None or record["exit_code"] != Exit.OK or not _is_result(result):
+        return None
+    return record, result
+
+
+def _unchanged(
+    kept: tuple[dict[str, Any], dict[str, Any]],
+    subject: container.Subject,
+    folder: Path,
+    *,
+    show: bool,
+) -> Outcome:
+    record, result = kept
+    if show:
+        _show(result, subject)
+    return _outcome("unchanged", subject, folder, record)
 
 
 def _measure(room: container.Room, options: argparse.Namespace, simulated: Path | None) -> int:

@@ -15,12 +15,13 @@ import io
 import json
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import (
     ROOT,
+    exclusive,
     out_dir,
     read_json,
     sha256_file,
@@ -53,6 +55,8 @@ _FACTS = (
     '{{index .Labels "io.tpuforge.suite.sha256"}} {{index .Labels "io.tpuforge.python"}}{{end}}'
 )
 """What an engine is asked about an image that was not baked here: digest, suite, Python."""
+_VERBS = {"health": "smoke", "bench": "bench", "operators": "operators", "model": "model"}
+"""Module of this package to the verb that it is."""
 _TOO_LATE = 124
 _OUT_OF_MEMORY = 137
 _ENGINE_FAILED = 125
@@ -691,13 +695,58 @@ def _not_run(done: Completed, job: Job) -> ForgeError:
     )
 
 
-def say_wait(progress: Progress) -> Callable[[str], None]:
-    """What is said while another run holds the engine, to a machine's reader as well.
+@contextlib.contextmanager
+def turn(progress: Progress) -> Iterator[None]:
+    """Be the only one that runs images; wait for who does, and show for whom and how long.
 
     Args:
-        progress: Where it is said.
+        progress: Where the wait is shown; that there is one, to a machine's reader as well.
+
+    Yields:
+        Nothing.
     """
-    return lambda who: progress.note(f"waiting for {who}, which runs an image", always=True)
+    with contextlib.ExitStack() as waiting:
+
+        def say(who: str) -> None:
+            doing = _doing(who)
+            words = f"waiting for {doing}"
+            progress.note(f"{words}, and only one at a time may run images", always=True)
+            waiting.enter_context(progress.step(words))
+
+        with exclusive("smoke", say):
+            waiting.close()
+            yield
+
+
+def _doing(who: str) -> str:
+    """A process with the command that it runs, if it is one of the project's.
+
+    Args:
+        who: Such as ``process 1376``.
+    """
+    try:
+        line = Path("/proc", who.rpartition(" ")[2], "cmdline").read_bytes()
+    except OSError:
+        return who
+    words = line.decode("utf-8", "replace").rstrip("\0").split("\0")
+    for place, word in enumerate(words):
+        module = word.removesuffix(".py").replace("/", ".").rpartition("tpuforge.smoke.")[2]
+        if module in _VERBS:
+            return f"{who} ({shlex.join([_VERBS[module], *words[place + 1 :]])})"
+    return who
+
+
+@contextlib.contextmanager
+def shelf() -> Iterator[None]:
+    """Hold the results that stand in ``out/``, for as long as files are read or put there.
+
+    It is not :func:`turn`: who finds all that it wants here waits for no run.
+
+    Yields:
+        Nothing.
+    """
+    with exclusive("smoke-results"):
+        yield
 
 
 def key_of(inputs: Mapping[str, str]) -> str:

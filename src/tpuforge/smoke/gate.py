@@ -278,7 +278,7 @@ def notices(verdict: dict[str, Any]) -> list[str]:
         for check in image["failed"]:
             level = "error" if check["severity"] == "critical" else "warning"
             detail = "\n".join(check["detail"].splitlines()[:_SHOWN_LINES])
-            text = f"{check['purpose']}: not so\n{detail}\nmend: {check['remedy']}"
+            text = f"{detail}\nexpected: {check['purpose']}\nmend: {check['remedy']}"
             lines.append(_annotation(level, f"{image['image']}: {check['id']}", text))
     return lines
 
@@ -315,8 +315,8 @@ def summary(verdict: dict[str, Any]) -> str:
             word = "failed" if check["severity"] == "critical" else "warning"
             first = (check["detail"].splitlines() or [""])[0]
             lines.append(
-                f"- {word}: `{_plain(check['id'])}` {_plain(check['purpose'])}. "
-                f"{_plain(first)} Mend: {_plain(check['remedy'])}"
+                f"- {word}: `{_plain(check['id'])}` {_plain(first)} "
+                f"Expected: {_plain(check['purpose'])}. Mend: {_plain(check['remedy'])}"
             )
         for name, tier in image["tiers"].items():
             if tier["status"] in _UNKNOWN:

@@ -25,7 +25,7 @@ from tpuforge import health_report
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.health_report import TIERS
-from tpuforge.paths import exclusive, out_dir, read_json, write_json
+from tpuforge.paths import out_dir, read_json, write_json
 from tpuforge.process import Completed
 from tpuforge.smoke import cache, container, gate, simulator
 from tpuforge.verb import Outcome, parser, run_verb
@@ -72,6 +72,7 @@ class _Case:
         error: Why it has none.
         cached: Whether the report is of an earlier run.
         notes: What the reader must not miss.
+        doubt: Why an earlier result was not believed, as it was said already.
     """
 
     subject: container.Subject
@@ -81,6 +82,7 @@ class _Case:
     error: ForgeError | None = None
     cached: bool = False
     notes: list[str] = field(default_factory=list)
+    doubt: str = ""
 
     @property
     def key(self) -> str:
@@ -246,34 +248,26 @@ def _smoke(
     started, clock = datetime.now(UTC), time.monotonic()
     subjects, engine = _subjects(_names(options), progress)
     cases = [_Case(subject, _inputs(subject, choice)) for subject in subjects]
-    with exclusive("smoke", container.say_wait(progress)):
-        if not options.again:
-            for case in cases:
-                _recall(case, progress)
-        ahead: dict[str, _Case] = {}
-        for case in cases:
-            if not case.settled:
-                ahead.setdefault(case.key, case)
-        if ahead:
-            engine = engine or container.find_engine(progress)
-            _run(list(ahead.values()), choice, engine, progress, options.jobs)
-        for case in cases:
-            # the same bytes under another name are the same image
-            if not case.settled and case.key in ahead:
-                _share(ahead[case.key], case)
-        verdict = gate.document(
-            [case.entry() for case in cases],
-            {
-                "tiers": list(choice.tiers),
-                "targets": list(choice.targets),
-                "keywords": choice.keywords,
-                "markers": choice.markers,
-                "corpus": choice.corpus,
-            },
-            started.isoformat(timespec="seconds"),
-            time.monotonic() - clock,
-        )
-        write_json(path, verdict)
+    # what was judged before waits for nobody who is running an image
+    if options.again or not _recall(cases, progress):
+        with container.turn(progress):
+            # whom it waited for may have judged the same
+            if options.again or not _recall(cases, progress):
+                engine = engine or container.find_engine(progress)
+                _run_all(cases, choice, engine, progress, options.jobs)
+    verdict = gate.document(
+        [case.entry() for case in cases],
+        {
+            "tiers": list(choice.tiers),
+            "targets": list(choice.targets),
+            "keywords": choice.keywords,
+            "markers": choice.markers,
+            "corpus": choice.corpus,
+        },
+        started.isoformat(timespec="seconds"),
+        time.monotonic() - clock,
+    )
+    write_json(path, verdict)
     verdicts.append(verdict)
     if len(cases) == 1:
         return _outcome_of_one(cases[0], path, show=not options.json)
@@ -295,16 +289,41 @@ def _inputs(subject: container.Subject, choice: _Choice) -> dict[str, str]:
     }
 
 
-def _recall(case: _Case, progress: Progress) -> None:
-    """Take an earlier verdict, if there is one that can be believed."""
-    entry, wrong = cache.recall(case.key)
-    if wrong:
-        progress.note(f"{case.subject.slug}: an earlier result is not believed: {wrong}", loud=True)
-    if entry is None:
-        return
-    cache.show(entry, case.folder, case.key)
-    case.record, case.health, case.cached = entry.record, entry.health, True
-    case.notes += entry.record.get("notes", [])
+def _recall(cases: Sequence[_Case], progress: Progress) -> bool:
+    """Take earlier verdicts where there are some that can be believed; whether all have one."""
+    for case in cases:
+        if case.settled:
+            continue
+        with container.shelf():
+            entry, wrong = cache.recall(case.key)
+            if entry is not None:
+                cache.show(entry, case.folder, case.key)
+        if wrong and wrong != case.doubt:
+            case.doubt = wrong
+            words = f"{case.subject.slug}: an earlier result is not believed: {wrong}"
+            progress.note(words, loud=True)
+        if entry is not None:
+            case.record, case.health, case.cached = entry.record, entry.health, True
+            case.notes += entry.record.get("notes", [])
+    return all(case.settled for case in cases)
+
+
+def _run_all(
+    cases: Sequence[_Case],
+    choice: _Choice,
+    engine: container.Engine,
+    progress: Progress,
+    jobs: int | None,
+) -> None:
+    """Judge what has no verdict yet; the same bytes under another name are the same image."""
+    ahead: dict[str, _Case] = {}
+    for case in cases:
+        if not case.settled:
+            ahead.setdefault(case.key, case)
+    _run(list(ahead.values()), choice, engine, progress, jobs)
+    for case in cases:
+        if not case.settled:
+            _share(ahead[case.key], case)
 
 
 def _share(done: _Case, case: _Case) -> None:
@@ -312,7 +331,8 @@ def _share(done: _Case, case: _Case) -> None:
     case.notes, case.cached = done.notes, done.health is not None
     if case.health is not None:
         files = {name: done.folder / name for name in cache.FILES}
-        container.publish(case.folder, files, {**done.record, "image": case.subject.reference})
+        with container.shelf():
+            container.publish(case.folder, files, {**done.record, "image": case.subject.reference})
 
 
 def _run(
@@ -402,9 +422,10 @@ def _judge(
                 "notes": list(case.notes),
             }
             files = {name: room.results / name for name in cache.FILES}
-            container.publish(case.folder, files, record)
-            if whole:
-                cache.keep(case.key, {name: case.folder / name for name in cache.FILES}, record)
+            with container.shelf():
+                container.publish(case.folder, files, record)
+                if whole:
+                    cache.keep(case.key, files, record)
         case.record, case.health = record, health
     except ForgeError as error:
         case.error = error
@@ -600,9 +621,11 @@ def _show_checks(health: dict[str, Any], prefix: str = "") -> None:
         if check["status"] != "failed":
             continue
         word = "warning" if check.get("severity") == "warning" else "failed"
-        print(f"\n{prefix}{word}: {check['id']}: {check['purpose']}")
-        for line in str(check.get("detail") or "").rstrip().splitlines()[:12]:
+        first, *more = str(check.get("detail") or "").strip().splitlines() or ["it failed"]
+        print(f"\n{prefix}{word}: {check['id']}: {first}")
+        for line in more[:11]:
             print(f"    {line}")
+        print(f"  expected: {check['purpose']}")
         if check.get("remedy"):
             print(f"  mend: {check['remedy']}")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import exclusive, out_dir, read_json
+from tpuforge.paths import out_dir, read_json
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -108,7 +108,7 @@ def _model(options: argparse.Namespace, progress: Progress) -> Outcome:
     else:
         engine, subject = None, container.baked(options)
     folder = out_dir() / "model" / subject.slug
-    with exclusive("smoke", container.say_wait(progress)):
+    with container.turn(progress):
         started = time.monotonic()
         engine = engine or container.find_engine(progress)
         simulated = simulator.ensure_simulator(progress, python=options.python)

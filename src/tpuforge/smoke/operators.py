@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import ROOT, exclusive, out_dir, read_json
+from tpuforge.paths import ROOT, out_dir, read_json
 from tpuforge.process import clean_env, run
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, parser, run_verb
@@ -88,40 +88,56 @@ def _operators(options: argparse.Namespace, progress: Progress) -> Outcome:
         "the choice of targets": ",".join(options.target),
     }
     key = container.key_of(inputs)
-    with exclusive("smoke", container.say_wait(progress)):
-        status: Literal["done", "unchanged"] = "unchanged"
-        record = None if options.again else container.earlier(folder, FILES, key)
-        found = read_json(folder / "operators.json")
-        if record is None or record["exit_code"] not in _JUDGED or not _is_table(found):
-            status = "done"
-            if why := container.changes(folder, inputs):
-                progress.note(why)
-            started = time.monotonic()
-            engine = engine or container.find_engine(progress)
-            simulated = simulator.ensure_simulator(progress, python=options.python)
-            container.clear(engine, "operators")
-            with (
-                container.loaded(engine, subject, progress) as digest,
-                container.room(engine, digest, "operators", progress) as room,
-            ):
-                found = _audit(room, options, simulated)
-                record = {
-                    "key": key,
-                    "inputs": inputs,
-                    "verb": "operators",
-                    "image": subject.reference,
-                    "manifest_digest": subject.digest,
-                    "exit_code": found["exit_code"],
-                    "seconds": round(time.monotonic() - started, 1),
-                }
-                files = {name: room.results / name for name in FILES}
-                container.publish(folder, files, record)
+    status: Literal["done", "unchanged"] = "unchanged"
+    # what was audited before waits for nobody who is running an image
+    kept = None if options.again else _kept(folder, key)
+    if kept is None:
+        with container.turn(progress):
+            # whom it waited for may have audited the same
+            kept = None if options.again else _kept(folder, key)
+            if kept is None:
+                status = "done"
+                if why := container.changes(folder, inputs):
+                    progress.note(why)
+                started = time.monotonic()
+                engine = engine or container.find_engine(progress)
+                simulated = simulator.ensure_simulator(progress, python=options.python)
+                container.clear(engine, "operators")
+                with (
+                    container.loaded(engine, subject, progress) as digest,
+                    container.room(engine, digest, "operators", progress) as room,
+                ):
+                    found = _audit(room, options, simulated)
+                    record = {
+                        "key": key,
+                        "inputs": inputs,
+                        "verb": "operators",
+                        "image": subject.reference,
+                        "manifest_digest": subject.digest,
+                        "exit_code": found["exit_code"],
+                        "seconds": round(time.monotonic() - started, 1),
+                    }
+                    files = {name: room.results / name for name in FILES}
+                    with container.shelf():
+                        container.publish(folder, files, record)
+                kept = record, found
+    record, found = kept
     if not options.json:
         _show(found, subject)
     outcome = _outcome(status, subject, folder, found, record)
     if options.compare is not None:
         _compare(options, folder / "operators.json", outcome)
     return outcome
+
+
+def _kept(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The record and the table of an earlier run with the same inputs, if both are whole."""
+    with container.shelf():
+        record = container.earlier(folder, FILES, key)
+        found = read_json(folder / "operators.json")
+    if record is None or record["exit_code"] not in _JUDGED or not _is_table(found):
+        return None
+    return record, found
 
 
 def _audit(room: container.Room, options: argparse.Namespace, simulated: Path) -> dict[str, Any]:
