@@ -22,7 +22,7 @@ import shutil
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -757,17 +757,26 @@ class Registry:
         return self._skopeo
 
     def _joined(self, ref: Reference, index: bytes) -> bytes:
-        """The index of what is attached: ours, and of the registry's what we do not know."""
+        """The index of what is attached: ours, and of the registry's what we do not know.
+
+        A document of the same type and file name as one of ours is an earlier one of it, which the
+        new one replaces: nobody signs it any more.
+        """
         try:
             data, kind = self._manifest(ref)
         except NotThereError:
             return index
         ours = json.loads(index)
         known = {entry["digest"] for entry in ours["manifests"]}
+        replaced = {_document(entry) for entry in ours["manifests"]} - {None}
         try:
             listed = parse_json(data)["manifests"] if kind == INDEX else []
-            others = [entry for entry in listed if entry["digest"] not in known]
-        except (ValueError, KeyError, TypeError) as error:
+            others = [
+                entry
+                for entry in listed
+                if entry["digest"] not in known and _document(entry) not in replaced
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ForgeError(
                 f"{ref} should be an index of what is attached to the image, and is not: {error}",
                 expected="an OCI image index",
@@ -779,6 +788,12 @@ class Registry:
         self.progress.note(f"{ref}: {len(others)} attached by somebody else stay")
         ours["manifests"] += others
         return json.dumps(ours, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _document(entry: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Type and file name of an attached document, as the index tells them; None without."""
+    name = (entry.get("annotations") or {}).get("org.opencontainers.image.title")
+    return (str(entry.get("artifactType")), str(name)) if name else None
 
 
 def fallback_tag(digest: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 import validators_support
 from registry_support import RealRegistry, registry
+from smoke_host_support import health
 from tpuforge import distribution
 from tpuforge import layout as oci
 from tpuforge.console import Progress
@@ -124,7 +126,7 @@ def test_a_signed_image_is_verified_down_to_its_layers(signed: Signed) -> None:
     assert {"the image is signed", "provenance.json is signed"} <= whats
     assert "sbom.cdx.json names what is in the layers" in whats
     # without the layers it says what it has not looked at
-    assert "not checked: the bill against the layers" in signed.verify()["summary"]
+    assert "not checked: health, the bill against the layers" in signed.verify()["summary"]
 
 
 def test_a_tag_is_verified_as_the_digest_that_it_names(signed: Signed) -> None:
@@ -165,6 +167,56 @@ def test_an_image_that_nobody_signed(signed: Signed) -> None:
     failed = signed.failed(name=f"{to}@{toy.digest}")
     assert "is not signed" in failed["the image is signed"]
     assert "is not signed" in failed["provenance.json is signed"]
+    # who has the image here is told the line that signs it, and anybody else that none does
+    mends = {}
+    for out in (toy.out, signed.toy.out.parent / "elsewhere"):
+        key = ["--key", signed.keys.public, *signed.where.options()]
+        done = verb(out, "verify", f"{to}@{toy.digest}", "--json", *key)
+        checks = json.loads(done.stdout)["data"]["checks"]
+        mends[out.name] = next(one["mend"] for one in checks if one["what"].endswith("is signed"))
+    words = f"./forge sign --image toy --python 3.11 --to {to} --key {signed.keys.private}"
+    assert mends["unsigned"].endswith(words)
+    assert "no image of this checkout" in mends["elsewhere"]
+
+
+def test_a_document_that_is_attached_later_is_pushed_and_asks_to_sign_again(
+    signed: Signed,
+) -> None:
+    toy = make(signed.toy.out.parent / "judged")
+    publish(toy, signed.where, signed.keys, "judged")
+    to = f"{signed.where.address}/judged"
+    data = json.dumps(health("unhealthy", 1)).encode()
+    folder = toy.out / "health" / "toy-py311"
+    folder.mkdir(parents=True)
+    (folder / "health.json").write_bytes(data)
+    run = {"manifest_digest": toy.digest, "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "run.json").write_text(json.dumps(run))
+    assert toy.verb("sbom", "--image", "toy").returncode == 0
+    words = ["--image", "toy", "--to", to, *signed.where.options()]
+    done = toy.verb("push", *words)
+    assert done.returncode == 0, done.stderr
+    assert "1 document was newly attached" in done.stdout and "nothing to do" not in done.stdout
+    assert "sign has to sign again" in done.stderr and "UNHEALTHY" in done.stderr
+    assert "health.json is signed" in signed.failed(name=f"{to}@{toy.digest}")
+    key = ["--key", signed.keys.private]
+    done = toy.verb("sign", *words, *key, COSIGN_PASSWORD=PASSWORD)
+    assert done.returncode == 0, done.stderr
+    assert "UNHEALTHY" in done.stderr
+    failed = signed.failed(name=f"{to}@{toy.digest}")
+    assert list(failed) == ["health"] and "undefined symbol: x" in failed["health"]
+    assert "nothing to do" in toy.verb("push", *words).stdout
+    # a report that was made again takes the place of the one before
+    data = json.dumps(health()).encode()
+    (folder / "health.json").write_bytes(data)
+    run["sha256"] = hashlib.sha256(data).hexdigest()
+    (folder / "run.json").write_text(json.dumps(run))
+    assert toy.verb("sbom", "--image", "toy").returncode == 0
+    done = toy.verb("push", *words)
+    assert "1 document was newly attached" in done.stdout and "UNHEALTHY" not in done.stderr
+    assert toy.verb("sign", *words, *key, COSIGN_PASSWORD=PASSWORD).returncode == 0
+    found = signed.verify("--healthy", name=f"{to}@{toy.digest}")
+    names = [one["what"] for one in found["data"]["checks"]]
+    assert names.count("health.json is signed") == 1
 
 
 def test_an_image_that_somebody_else_built(signed: Signed) -> None:
