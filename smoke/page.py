@@ -659,6 +659,8 @@ def _check(check: dict[str, Any]) -> Html:
     figures = _dict(check.get("figures"))
     detail = str(check.get("detail") or "")
     remedy = str(check.get("remedy") or "")
+    purpose = str(check.get("purpose") or "")
+    wrong = status in ("failed", "warning")
     words = " ".join(
         str(check.get(key) or "") for key in ("id", "purpose", "detail", "remedy", "tier")
     )
@@ -670,7 +672,12 @@ def _check(check: dict[str, Any]) -> Html:
             tag(
                 "span",
                 tag("code", str(check.get("id") or "?")),
-                tag("span", str(check.get("purpose") or ""), class_="purpose"),
+                # of what is wrong, the heading says what is so and not what should be
+                tag(
+                    "span",
+                    (detail.strip().splitlines() or [purpose])[0] if wrong else purpose,
+                    class_="purpose",
+                ),
                 class_="what",
             ),
             tag("span", str(check.get("tier") or ""), class_="tier"),
@@ -696,9 +703,8 @@ def _check(check: dict[str, Any]) -> Html:
             )
             if figures
             else None,
-            tag("p", tag("b", "Remedy "), remedy, class_="remedy")
-            if remedy and status in ("failed", "warning")
-            else None,
+            tag("p", tag("b", "Expected "), purpose) if purpose and wrong else None,
+            tag("p", tag("b", "Remedy "), remedy, class_="remedy") if remedy and wrong else None,
             tag("p", tag("b", "If it fails "), remedy, class_="remedy quiet")
             if remedy and status not in ("failed", "warning")
             else None,

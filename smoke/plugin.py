@@ -185,6 +185,7 @@ class Suite:
         self._full = full
         self._progress = Progress(progress) if progress is not None else None
         self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._chosen = 0
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Make the markers known."""
@@ -224,6 +225,10 @@ class Suite:
         """Remember which tiers a selection took checks from."""
         self.deselected |= {item.stash[_KEY].tier for item in items if _KEY in item.stash}
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count what is left after every selection."""
+        self._chosen = len(session.items)
+
     @pytest.fixture
     def check(self, request: pytest.FixtureRequest) -> Check:
         """The running check."""
@@ -241,7 +246,8 @@ class Suite:
         check = item.stash[_KEY]
         self._reports[item.nodeid] = []
         started = time.monotonic()
-        with self._progress.step(check.id) if self._progress else contextlib.nullcontext():
+        name = f"{len(self.results)} of {self._chosen} checks done; {check.id}"
+        with self._progress.step(name) if self._progress else contextlib.nullcontext():
             result = yield
         seconds = time.monotonic() - started
         self.seconds[check.tier] += seconds
@@ -316,7 +322,7 @@ class Progress:
         """Show one check from its start to its end.
 
         Args:
-            name: The check.
+            name: The check, and how far the run is.
         """
         done = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(name, done), daemon=True)

@@ -369,8 +369,11 @@ def test_github_gets_annotations_and_a_summary_and_obeys_no_image(tmp_path: Path
     assert lines[0] != token
     resumed = lines.index(f"::{token}::")
     (obeyed,) = lines[resumed + 1 :]
-    assert obeyed.startswith("::error title=runtime-py311%3A import.torch::import.torch holds")
-    assert "100%25 wrong%0A::error::obey me%0Amend: forge bake" in obeyed
+    # what is so comes first, then what should be
+    assert obeyed == (
+        "::error title=runtime-py311%3A import.torch::100%25 wrong%0A::error::obey me%0A"
+        "expected: import.torch holds%0Amend: forge bake"
+    )
     assert "| runtime-py311 | unhealthy | ✅ | ❌ | not run |" in page.read_text()
     assert "failed: `import.torch`" in page.read_text()
     # a machine that reads the result gets nothing but the result

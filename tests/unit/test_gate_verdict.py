@@ -90,7 +90,7 @@ def test_a_summary_holds_no_markup_of_an_image() -> None:
     report = health("unhealthy", 1)
     report["checks"][1]["detail"] = "<script>|`[x](y)\n# big"
     text = gate.summary(verdict(image("a", report)))
-    assert "&lt;script&gt;\\|'\\[x](y) Mend" in text
+    assert "&lt;script&gt;\\|'\\[x](y) Expected: import.torch holds. Mend" in text
     report["checks"][1]["detail"] = "x" * 2_000_000
     assert len(gate.summary(verdict(image("a", report))).encode()) < 1 << 20
 

@@ -169,6 +169,11 @@ def test_a_failed_check_is_open_and_comes_first(page: ModuleType) -> None:
     assert all("open" not in a for a in checks[1:])
     assert "Unhealthy" in " ".join(reader.text)
     assert "1 check failed: import.torch." in " ".join(reader.text)
+    # its heading says what is so, and below stands what should be
+    words = " ".join(" ".join(reader.text).split())
+    assert "import.torch undefined symbol: x import" in words
+    assert "Expected import.torch holds Remedy forge bake" in words
+    assert "static.closure static.closure holds" in words
 
 
 def test_a_warning_is_no_failure(page: ModuleType) -> None:

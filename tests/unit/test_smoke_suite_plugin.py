@@ -109,6 +109,29 @@ def test_progress_is_plain_lines_where_nobody_watches(tmp_path: Path) -> None:
     assert "\r" not in done.stderr
 
 
+def test_progress_says_how_far_the_run_is(tmp_path: Path) -> None:
+    path = tmp_path / "test_some.py"
+    marks = [f"@pytest.mark.check({GOOD.replace('good', name)})\n" for name in "abc"]
+    slow = "import time; time.sleep(0.8)"
+    path.write_text(
+        f"import pytest\n{marks[0]}def test_a(): pass\n{marks[1]}def test_b(): {slow}\n"
+        f"{marks[2]}def test_c(): pass\n"
+    )
+    code = (
+        "import pytest, sys; from smoke import plugin\n"
+        "plugin._PLAIN_AFTER_S = 0.3\n"
+        "suite = plugin.Suite((), False, {}, sys.stderr)\n"
+        f"words = [{str(path)!r}, '-k', 'not test_c', '-pno:cacheprovider', '-c/dev/null']\n"
+        "sys.exit(pytest.main(words, plugins=[suite]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    # what a selection took away does not count
+    assert done.stderr.startswith("health: 1 of 2 checks done; static.b … ")
+
+
 def test_progress_needs_a_real_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     from smoke import plugin
 
