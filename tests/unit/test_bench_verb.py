@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import smoke_host_support as support
 from smoke_host_support import DIGEST, calls, fake_engine, fill, forge
+from tpuforge.smoke import container, simulator
 
 
 def runs(client: Path) -> list[list[str]]:
@@ -49,6 +51,28 @@ def test_a_run_without_its_simulator_is_repeated(tmp_path: Path) -> None:
     for _ in range(2):
         assert forge("smoke.bench", out=tmp_path).returncode == 0
     assert len(runs(client)) == 2
+
+
+def test_a_measurement_that_is_kept_waits_for_no_run(tmp_path: Path) -> None:
+    fill(tmp_path, bench_data=support.bench())
+    client = fake_engine(tmp_path, tmp_path / "client", report=support.bench())
+    path = tmp_path / "bench/runtime-py311/run.json"
+    inputs = {
+        "the image": DIGEST,
+        "the simulator": simulator.key(python=None),
+        "the number of samples": "3",
+        "the choice of targets": "",
+    }
+    more = {"key": container.key_of(inputs), "exit_code": 0, "seconds": 9.0, "notes": []}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    (tmp_path / ".locks").mkdir(exist_ok=True)
+    with (tmp_path / ".locks/smoke").open("w", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = forge("smoke.bench", out=tmp_path, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "bench: nothing to do" in done.stdout
+    assert "waiting" not in done.stderr
+    assert runs(client) == []
 
 
 def test_a_measurement_that_failed_is_exit_code_1(tmp_path: Path) -> None:
