@@ -847,7 +847,7 @@ def not_there(what: str, why: str) -> NotThereError:
     return NotThereError(
         f"{what} is not in the registry: {why}",
         expected="an image that was pushed there",
-        mend="look at its name and digest, or push it: forge push",
+        mend="look at its name and digest, or push it: ./forge push",
     )
 
 

@@ -183,7 +183,7 @@ def _damaged(layout: Path, what: str) -> ForgeError:
     return ForgeError(
         f"the image layout {layout} is not whole: {what}",
         expected="an OCI layout with one image, every blob of its digest",
-        mend="forge bake",
+        mend="./forge bake",
         exit_code=Exit.FAULT,
     )
 

@@ -844,7 +844,7 @@ def read_referrers(layout: Path, subject: str) -> tuple[bytes, list[oci.Image]]:
             f"the layout {layout} of what is attached to the image is not whole: "
             f"{type(error).__name__}: {error}",
             expected="manifests with a subject, and an index of them",
-            mend="forge sbom",
+            mend="./forge sbom",
             exit_code=Exit.FAULT,
         ) from error
     return index, images
@@ -861,7 +861,7 @@ def _other(layout: Path, subject: str, what: str) -> ForgeError:
     return ForgeError(
         f"{layout} is not what is attached to {subject}: {what}",
         expected="a bill of materials and provenance of this very image",
-        mend="forge sbom",
+        mend="./forge sbom",
         exit_code=Exit.FAULT,
     )
 
@@ -871,7 +871,7 @@ def _damaged(layout: Path, digest: str) -> ForgeError:
         f"the layout {layout} is damaged: the blob {digest} is missing or has another digest; "
         "nothing was sent",
         expected="every blob of the digest that names it",
-        mend="bake it again: forge bake --no-cache",
+        mend="bake it again: ./forge bake --no-cache",
         exit_code=Exit.FAULT,
     )
 

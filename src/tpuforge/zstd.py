@@ -125,6 +125,6 @@ def _damaged(what: str) -> ForgeError:
     return ForgeError(
         f"a zstd stream is damaged: {what}",
         expected="a whole, intact layer",
-        mend="forge bake --no-cache",
+        mend="./forge bake --no-cache",
         exit_code=Exit.FAULT,
     )

@@ -48,7 +48,12 @@ def test_a_pulled_image_stands_in_the_engine_by_its_digest(engine: Engine, tmp_p
     name = f"{to}:back"
     try:
         assert pulled.returncode == again.returncode == 0, pulled.stderr + again.stderr
-        assert json.loads(pulled.stdout)["data"]["name"] == name
+        first = json.loads(pulled.stdout)
+        assert first["data"]["name"] == name
+        # all its blobs are on this machine, and yet it was made anew
+        assert (first["status"], first["data"]["taken_blobs"]) == ("done", 0)
+        assert first["data"]["run_line"].startswith("docker ")
+        assert f" {name}" in first["data"]["run_line"]
         assert json.loads(again.stdout)["status"] == "unchanged"
         found = engine.run("image", "inspect", "--format", "{{.Id}}", name).stdout.strip()
         config = read_image(tmp_path / "out" / "images" / "runtime-py311" / "oci").config
