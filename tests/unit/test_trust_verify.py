@@ -152,7 +152,7 @@ def test_ctrl_c_does_not_wait_for_a_layer_that_is_being_read(
 
     def interrupt() -> None:
         begun.wait()
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(inventory.oci, "open_layer", lambda layout, blob: Endless())
     presses = threading.Thread(target=interrupt)
