@@ -76,7 +76,8 @@ def test_the_suite_adds_less_than_5_mb(image: Image) -> None:
         for layer in image.record["layers"]
         if layer["what"].startswith("files in opt/tpuforge") or "iniconfig" in layer["what"]
     ]
-    assert len(own) == 3, [layer["what"] for layer in image.record["layers"]]
+    # what only the suite imports, and the suite itself
+    assert len(own) == 2, [layer["what"] for layer in image.record["layers"]]
     assert sum(layer["compressed_bytes"] for layer in own) < SUITE_LIMIT
 
 
@@ -138,7 +139,11 @@ def test_what_does_not_load_is_noticed(image: Image, tmp_path: Path) -> None:
     arguments = ("--tier", "import,compile", "--target", "v6e:2x2")
     done, report = health(image, *arguments, options=options)
     assert done.returncode == 1
-    compiles = {one["id"] for one in report["checks"] if one["tier"] == "compile"}
+    status = {one["id"]: one["status"] for one in report["checks"] if one["tier"] == "compile"}
+    # no flag of a user's is there to be judged, and this image has no JAX
+    assert status.pop("compile.flags@v6e:2x2") == "passed"
+    assert status.pop("compile.pallas@v6e:2x2") == "not run"
+    compiles = set(status)
     assert len(compiles) > 4
     assert set(failed(report)) == {
         "import.autoload",
