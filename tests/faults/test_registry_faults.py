@@ -234,7 +234,7 @@ def test_a_registry_that_lies_about_a_manifest_or_a_blob(
 def test_a_registry_that_keeps_other_bytes_is_found_by_reading_back(
     out: Path, plain: RealRegistry
 ) -> None:
-    small_image(out, layers=[b"x" * 5000])
+    small_image(out, layers=[b"q" * 5000])
     pushed(f"{plain.address}/x/y")
     largest = max(plain.blobs.rglob("data"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes().replace(b"qqqq", b"qqqr"))
