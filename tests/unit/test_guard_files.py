@@ -51,8 +51,8 @@ def test_uv_is_told_the_same() -> None:
 
 def test_the_index_stands_in_the_pins_alone() -> None:
     host = re.sub(r"https://|/.*", "", PINS.torch.index)
-    for path in (ROOT / "images").rglob("*"):
-        if path.is_file() and "tpu-vm" not in path.parts and path.name != "plain.Dockerfile":
+    for path in context.tree(ROOT / "images"):
+        if "tpu-vm" not in path.parts and path.name != "plain.Dockerfile":
             assert host not in path.read_text(encoding="utf-8"), path
 
 
