@@ -58,7 +58,7 @@ def check(name: str, tier: str, status: str = "passed", **more: Any) -> dict[str
         "tier": tier,
         "purpose": f"{name} holds",
         "severity": "critical",
-        "remedy": "forge bake",
+        "remedy": "./forge bake",
         "status": status,
         "detail": "",
         "seconds": 0.5,

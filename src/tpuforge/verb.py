@@ -73,7 +73,7 @@ def parser(verb: str, description: str) -> argparse.ArgumentParser:
     Returns:
         A parser that already has ``--json``.
     """
-    made = argparse.ArgumentParser(prog=f"forge {verb}", description=description)
+    made = argparse.ArgumentParser(prog=f"./forge {verb}", description=description)
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
 

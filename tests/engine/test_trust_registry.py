@@ -303,7 +303,7 @@ def test_only_what_was_baked_here_is_signed(signed: Signed) -> None:
     done = signed.toy.verb("sign", *words, "--to", f"{signed.where.address}/nowhere")
     assert done.returncode == 1
     assert "does not hold image, sbom.cdx.json" in done.stderr
-    assert "forge push" in done.stderr
+    assert "./forge push" in done.stderr
 
 
 def test_an_image_that_is_not_there_and_a_key_that_is_not_named(signed: Signed) -> None:

@@ -200,7 +200,7 @@ def test_packages_that_no_database_knows_are_not_called_clean() -> None:
 def test_an_image_without_a_bill(tmp_path: Path) -> None:
     toy = make(tmp_path)
     error = toy.about("scan", code=2)["error"]
-    assert "forge sbom --image toy" in error["mend"]
+    assert "./forge sbom --image toy" in error["mend"]
 
 
 @pytest.mark.parametrize(

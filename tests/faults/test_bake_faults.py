@@ -83,7 +83,7 @@ def test_a_flipped_wheel_is_refused_by_name(out: Path, variables: dict[str, str]
     assert done.returncode == 1
     assert f"bake: {wheel.name}: its SHA-256 is " in done.stderr
     assert f"expected: {wheel.parent.name}" in done.stderr
-    assert "forge fetch_wheel" in done.stderr
+    assert "./forge fetch_wheel" in done.stderr
     assert not (out / "images").exists()
     assert not list((out / "bake").rglob("bake.log"))
 
@@ -94,7 +94,7 @@ def test_a_missing_wheel_is_named(out: Path, variables: dict[str, str]) -> None:
     done = verb(BAKE, "--no-load", **variables)
     assert done.returncode == 2
     assert "the wheel of numpy" in done.stderr
-    assert "forge fetch_wheel" in done.stderr
+    assert "./forge fetch_wheel" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_torch_never_comes_from_a_general_index(
     assert torch.name in done.stderr
     assert sha256(torch) in done.stderr
     assert "/whl/cpu: Connection refused" in done.stderr
-    assert "forge fetch_wheel --source DIR" in done.stderr
+    assert "./forge fetch_wheel --source DIR" in done.stderr
     assert not any("torch" in path for path, _ in index.seen)
     # what could be fetched stays
     assert checkout.place(checkout.locks["smoke"][0]).exists()

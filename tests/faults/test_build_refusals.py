@@ -122,7 +122,7 @@ def test_no_bazelisk_and_no_npm(checkout: Checkout, tmp_path: Path) -> None:
     pins.write_text(text)
     assert done.returncode == 2
     assert "there is no Bazelisk, and it cannot be had: npm is not installed; " in done.stderr
-    assert "forge build_wheel --bazelisk PATH" in done.stderr
+    assert "./forge build_wheel --bazelisk PATH" in done.stderr
 
 
 def test_a_remote_that_does_not_answer(checkout: Checkout, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_wheel_for_another_python(checkout: Checkout) -> None:
     assert done.returncode == 1
     assert f"wheels that do not fit Python 3.11: {foreign.name}" in done.stderr
     assert "expected: a lock made for Python 3.11" in done.stderr
-    assert "forge lock --python 3.11" in done.stderr
+    assert "./forge lock --python 3.11" in done.stderr
     assert not checkout.place(foreign).exists()
     # torch is refused before anything is read: the digest table tells its name
     table = checkout.root / "lock" / "torch-cpu.sha256"

@@ -151,7 +151,7 @@ def test_a_tag_alone_is_not_pulled_but_told(out: Path, guarded: RealRegistry) ->
     result(PUSH, "--to", to, *reach)
     done = verb(PULL, f"{to}:1-py311", *reach)
     assert done.returncode == 2
-    assert f"forge pull {to}:1-py311@{digest}" in done.stderr
+    assert f"./forge pull {to}:1-py311@{digest}" in done.stderr
     absent = verb(PULL, f"{to}@sha256:{'1' * 64}", *reach)
     assert absent.returncode == 2
     assert "is not in the registry" in absent.stderr

@@ -163,7 +163,7 @@ def test_what_belongs_to_another_image_is_not_attached(
                 path.write_bytes(path.read_bytes().replace(b"about", b"abouT"))
     done = verb(PUSH, "--to", f"{plain.address}/x/y")
     assert done.returncode == 1, said(done)
-    assert "forge sbom" in done.stderr
+    assert "./forge sbom" in done.stderr
     assert '"PUT ' not in plain.log
 
 

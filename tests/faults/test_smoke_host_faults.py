@@ -172,7 +172,7 @@ def test_an_image_without_the_suite(tiny: tuple[Path, Path]) -> None:
     done = forge("smoke.health", *STATIC, out=out)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the image has no command health" in done.stderr
-    assert "forge bake" in done.stderr
+    assert "./forge bake" in done.stderr
 
 
 def test_a_layer_with_a_flipped_byte_is_never_run(engine: Engine, tiny: tuple[Path, Path]) -> None:

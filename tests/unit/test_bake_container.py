@@ -186,7 +186,7 @@ def test_a_record_that_is_not_whole(
     (tmp_path / "out" / "images" / "builder" / "image.json").write_text(content)
     with pytest.raises(ForgeError, match="is damaged") as caught:
         container._builder()
-    assert "forge bake --image builder" in caught.value.mend
+    assert "./forge bake --image builder" in caught.value.mend
 
 
 def test_without_an_engine_it_says_how_to_build_here(

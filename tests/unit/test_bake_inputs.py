@@ -134,7 +134,7 @@ def test_a_wheel_of_another_digest_is_refused(checkout: Path) -> None:
         context.prepare(target(), inputs, PINS, progress)
     assert caught.value.exit_code == 1
     assert wheel.name in caught.value.found
-    assert "forge fetch_wheel" in caught.value.mend
+    assert "./forge fetch_wheel" in caught.value.mend
 
 
 def test_a_lock_without_torch_tpu_is_refused(checkout: Path) -> None:

@@ -548,7 +548,7 @@ def test_the_verb_cannot_judge_what_is_not_there(out: Path, tmp_path: Path) -> N
     done = verb(out)
     assert done.returncode == 2
     assert "is not in the wheelhouse" in done.stderr
-    assert "forge fetch_wheel" in done.stderr
+    assert "./forge fetch_wheel" in done.stderr
 
 
 def test_a_plugin_that_does_not_load_is_an_error_and_leaves_nothing(

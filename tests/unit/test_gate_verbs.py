@@ -67,7 +67,7 @@ def test_two_images_one_verdict_the_worst_counts(tmp_path: Path) -> None:
     assert first["tiers"]["device"] == {"status": "not run", "why": "no TPU found"}
     assert (second["image"], second["exit_code"]) == ("train-py311", 1)
     assert second["failed"][0]["id"] == "import.torch"
-    assert second["failed"][0]["remedy"] == "forge bake"
+    assert second["failed"][0]["remedy"] == "./forge bake"
     for image in found["images"]:
         assert Path(image["report"]).is_file()
     assert len(runs(client)) == 2
@@ -372,7 +372,7 @@ def test_github_gets_annotations_and_a_summary_and_obeys_no_image(tmp_path: Path
     # what is so comes first, then what should be
     assert obeyed == (
         "::error title=runtime-py311%3A import.torch::100%25 wrong%0A::error::obey me%0A"
-        "expected: import.torch holds%0Amend: forge bake"
+        "expected: import.torch holds%0Amend: ./forge bake"
     )
     assert "| runtime-py311 | unhealthy | ✅ | ❌ | not run |" in page.read_text()
     assert "failed: `import.torch`" in page.read_text()

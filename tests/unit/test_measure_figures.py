@@ -159,7 +159,7 @@ def test_the_verb_says_what_it_cannot_do(tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "holds no wheels, so the plain way has nothing to install" in done.stderr
-    assert "mend:     forge measure --image runtime" in done.stderr
+    assert "mend:     ./forge measure --image runtime" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_failed_check_is_open_and_comes_first(page: ModuleType) -> None:
     # its heading says what is so, and below stands what should be
     words = " ".join(" ".join(reader.text).split())
     assert "import.torch undefined symbol: x import" in words
-    assert "Expected import.torch holds Remedy forge bake" in words
+    assert "Expected import.torch holds Remedy ./forge bake" in words
     assert "static.closure static.closure holds" in words
 
 

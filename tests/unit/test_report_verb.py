@@ -166,7 +166,7 @@ def test_no_image(tmp_path: Path) -> None:
     done = forge("release.report", out=tmp_path)
     assert done.returncode == 2
     assert "nothing to report: the image runtime-py311 was not baked" in done.stderr
-    assert "forge bake" in done.stderr
+    assert "./forge bake" in done.stderr
     assert not (tmp_path / "report").exists()
 
 

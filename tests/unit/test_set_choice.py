@@ -143,7 +143,7 @@ def test_what_a_machine_lacks_is_named_torch_first(checkout: Path) -> None:
         next(folder.glob("*.whl")).unlink()
     assert choice.lacks(child(), PINS) == (
         "no wheel of torch 2.13.0+cpu and 1 more for Python 3.11 in the wheelhouse: "
-        "forge fetch_wheel --python 3.11 --flavour pallas"
+        "./forge fetch_wheel --python 3.11 --flavour pallas"
     )
 
 
@@ -224,4 +224,6 @@ def test_the_set_tells_what_is_baked_and_how_it_was_judged(checkout: Path) -> No
     next(scipy.glob("*.whl")).unlink()
     assert state("pallas-py311") == "wheels not fetched"
     assert row("pallas-py311")["wheels_fetched"] is False
-    assert "forge fetch_wheel --python 3.11 --flavour pallas" in str(row("pallas-py311")["why_not"])
+    assert "./forge fetch_wheel --python 3.11 --flavour pallas" in str(
+        row("pallas-py311")["why_not"]
+    )

@@ -70,7 +70,7 @@ def test_an_unhealthy_image_shows_what_failed_and_stays_unhealthy(tmp_path: Path
         done = forge("smoke.health", *PLAIN, out=tmp_path)
         assert done.returncode == 1
         assert "failed: import.torch: undefined symbol: x\n" in done.stdout
-        assert "\n  expected: import.torch holds\n  mend: forge bake\n" in done.stdout
+        assert "\n  expected: import.torch holds\n  mend: ./forge bake\n" in done.stdout
         assert f"smoke: {word} in" in done.stdout
     assert len(runs(client)) == 1
 
@@ -312,7 +312,7 @@ def test_without_a_simulator_the_rest_is_judged_and_the_run_is_repeated(tmp_path
         done = forge("smoke.health", out=tmp_path)
         assert done.returncode == 2
         assert "the simulator could not be made: xla-cpu-pjrt" in done.stderr
-        assert "forge fetch_wheel" in done.stderr
+        assert "./forge fetch_wheel" in done.stderr
     assert len(runs(client)) == 2
     words = runs(client)[0]
     assert words[words.index("--tier") + 1] == "static,import,compile,simulate,device"

@@ -73,7 +73,7 @@ def test_a_missing_wheel_is_named_with_what_mends_it(tmp_path: Path) -> None:
     done = _forge(tmp_path)
     assert done.returncode == 2
     assert "xla-cpu-pjrt 0.0.1 is not in the wheelhouse" in done.stderr
-    assert "forge fetch_wheel" in done.stderr
+    assert "./forge fetch_wheel" in done.stderr
     assert list((tmp_path / "simulator").iterdir()) == []
 
 

@@ -400,7 +400,7 @@ def _locked(python: str, flavour: str) -> list[tuple[Path, str]]:
                 raise ForgeError(
                     f"the wheel of {package.name} {package.version} is not in the wheelhouse",
                     expected=str(folder),
-                    mend=f"forge fetch_wheel --python {python} --only {','.join(PACKAGES)}",
+                    mend=f"./forge fetch_wheel --python {python} --only {','.join(PACKAGES)}",
                 )
             found.append((wheels[0], package.sha256))
     return found

@@ -178,13 +178,13 @@ def wanted_bazel(source: Path, given: str | None) -> str:
         raise ForgeError(
             f"{source} does not say which Bazel it is built with",
             expected="its .bazelversion: the newest Bazel of the day makes another wheel every day",
-            mend=f"forge build_wheel --bazel {_EXAMPLE}",
+            mend=f"./forge build_wheel --bazel {_EXAMPLE}",
         )
     if not _VERSION.fullmatch(wanted):
         raise ForgeError(
             f"{where} names Bazel {wanted[:80]!r}",
             expected=f"an exact release, such as {_EXAMPLE}, or the path of a Bazel",
-            mend=f"forge build_wheel --bazel {_EXAMPLE}",
+            mend=f"./forge build_wheel --bazel {_EXAMPLE}",
         )
     return wanted
 
@@ -200,7 +200,7 @@ def _named_by(source: Path) -> tuple[str | None, str]:
             raise ForgeError(
                 f"{source / name} cannot be read: {error}",
                 expected="a small text file that names a Bazel",
-                mend=f"mend it, or name one: forge build_wheel --bazel {_EXAMPLE}",
+                mend=f"mend it, or name one: ./forge build_wheel --bazel {_EXAMPLE}",
                 exit_code=Exit.FAULT,
             ) from error
         found = pattern.search(text)
@@ -403,7 +403,7 @@ def _fetch_bazelisk(pin: Bazelisk, path: Path) -> None:
         "there is no Bazelisk, and it cannot be had: " + "; ".join(tried),
         expected=f"Bazelisk {pin.version} with the digest in lock/pins.toml",
         mend=f"put that file at {path}; or check the network and npm config list; or name another"
-        " Bazelisk: forge build_wheel --bazelisk PATH",
+        " Bazelisk: ./forge build_wheel --bazelisk PATH",
     )
 
 

@@ -114,7 +114,7 @@ def local(given: str, upstream: Upstream, *, allow_dirty: bool = False) -> Check
     """
     source = user_path(given)
     clone = f"git clone --branch {upstream.ref} {upstream.repository} SOURCE"
-    mend = f"{clone}, then: forge build_wheel --source SOURCE"
+    mend = f"{clone}, then: ./forge build_wheel --source SOURCE"
     if not source.is_dir():
         raise ForgeError(f"{source}: no such folder", expected="a checkout of TorchTPU", mend=mend)
     if " " in str(source):
@@ -218,7 +218,7 @@ def require_repository(address: str) -> None:
     Raises:
         ForgeError: If it does.
     """
-    mend = "clone it yourself, then: forge build_wheel --source DIR"
+    mend = "clone it yourself, then: ./forge build_wheel --source DIR"
     require_public("--repository", address, mend)
 
 
@@ -448,7 +448,7 @@ def _resolve(address: str, name: str) -> tuple[str, str]:
             f"{address} does not answer\n{done.tail}",
             expected="a git repository that can be read without a password",
             mend="check the network and --repository; or clone it yourself, then: "
-            "forge build_wheel --source DIR",
+            "./forge build_wheel --source DIR",
         )
     refs: dict[str, str] = {}
     for line in done.output.splitlines():
@@ -494,7 +494,7 @@ def _clone(address: str, full_name: str, commit: str, place: Path) -> None:
                 else f"{address}: {full_name} could not be fetched\n{done.tail}",
                 expected="a commit that this repository has",
                 mend="check --ref, the network and --repository; or clone it yourself, then: "
-                "forge build_wheel --source DIR",
+                "./forge build_wheel --source DIR",
             )
         _git(["checkout", "-q", "--detach", "FETCH_HEAD"], cwd=new, timeout=FETCH_LIMIT_S)
         found = _commit_of(new)

@@ -112,7 +112,7 @@ def find_builder(progress: Progress) -> Builder:
         raise ForgeError(
             f"there is no builder image to build in: {error.get('found') or done.tail}",
             expected=error.get("expected") or "an engine that holds it",
-            mend=f"{error.get('mend') or 'forge bake --image builder'}; or build on this host: "
+            mend=f"{error.get('mend') or './forge bake --image builder'}; or build on this host: "
             "--where host",
             exit_code=Exit(done.code) if done.code in set(Exit) else Exit.CANNOT,
         )
@@ -140,7 +140,7 @@ def _builder() -> Builder:
         raise ForgeError(
             f"the record of the engine or of the builder image is damaged: {error}",
             expected="out/engine/engine.json and out/images/builder/image.json, whole",
-            mend="rm -r out/images/builder, then: forge bake --image builder",
+            mend="rm -r out/images/builder, then: ./forge bake --image builder",
         ) from error
     if not host.startswith("unix://"):
         raise ForgeError(
@@ -155,7 +155,7 @@ def _builder() -> Builder:
         raise ForgeError(
             f"the engine does not hold {name} with the digest {digests[0]}\n{found.tail}",
             expected="the image that image.json names, bit for bit",
-            mend="forge bake --image builder",
+            mend="./forge bake --image builder",
             exit_code=Exit.FAULT,
         )
     return Builder(docker, env, init, name, digest, _user(docker, env))

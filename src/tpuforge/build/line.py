@@ -195,7 +195,7 @@ def parse_remote(text: str, instance: str = "", credentials: str | None = None) 
             f"--remote {shown(text)} is not understood",
             expected="none, cache=URL (http, https, grpc or grpcs), executor=URL (grpc or grpcs) or"
             " public-cache",
-            mend="forge build_wheel --help",
+            mend="./forge build_wheel --help",
         )
     require_public(
         f"--remote {kind}", url, "put user and password into ~/.netrc, which is handed to Bazel"

@@ -39,8 +39,8 @@ from tpuforge.build.findings import LIBTPU, TORCH_TPU, Finding, Severity
 from tpuforge.console import size
 
 _AGAIN = "fetch the wheel again, by its digest, or build it again"
-_BUILD = "build it as upstream documents: forge build_wheel"
-_WHEEL_COMMON = "build it with --config=wheel_common: forge build_wheel"
+_BUILD = "build it as upstream documents: ./forge build_wheel"
+_WHEEL_COMMON = "build it with --config=wheel_common: ./forge build_wheel"
 
 # What manylinux lets a wheel take from the system (PEP 513, extended by PEP 599 and PEP 600).
 _SYSTEM = frozenset(

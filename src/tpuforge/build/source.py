@@ -230,7 +230,7 @@ def _require_bazel_url(url: str) -> None:
         raise ForgeError(
             f"--bazel-url {shown(url)} is not understood",
             expected="an http or https address with a folder for each version of Bazel",
-            mend="forge build_wheel --help",
+            mend="./forge build_wheel --help",
         )
 
 

@@ -453,7 +453,7 @@ def flavour_of(image: str | None, flavour: str | None, python: str, pins: pins_m
             mend="see images/docker-bake.hcl; docs/images.md says how to add one",
         )
     named = declared[image]
-    alone = f"forge fetch_wheel --image {image}"
+    alone = f"./forge fetch_wheel --image {image}"
     if not named.wheels:
         if flavour is not None:
             raise ForgeError(
@@ -487,7 +487,7 @@ def _only(wheels: Sequence[Wanted], names: str) -> list[Wanted]:
         raise ForgeError(
             f"--only: no lock names {', '.join(unknown) or 'a package without a name'}",
             expected=f"some of {', '.join(sorted({wanted.name for wanted in wheels}))}",
-            mend="forge fetch_wheel --only torch-tpu,libtpu",
+            mend="./forge fetch_wheel --only torch-tpu,libtpu",
         )
     return [wanted for wanted in wheels if wanted.name in asked]
 
@@ -687,7 +687,7 @@ def _refuse_foreign(files: Sequence[str], python: str) -> None:
         raise ForgeError(
             f"the lock names wheels that do not fit Python {python}: {', '.join(sorted(files))}",
             expected=f"a lock made for Python {python} on this platform",
-            mend=f"forge lock --python {python}",
+            mend=f"./forge lock --python {python}",
             exit_code=Exit.FAULT,
         )
 
@@ -718,7 +718,7 @@ def _missing(
     return ForgeError(
         f"{len(report.problems)} of {count} wheels are missing: {where} them\n" + "\n".join(lines),
         expected="files with exactly these digests",
-        mend="put each file into a directory DIR, then: forge fetch_wheel --source DIR",
+        mend="put each file into a directory DIR, then: ./forge fetch_wheel --source DIR",
         exit_code=Exit.FAULT if spoiled or report.wrong or bad else Exit.CANNOT,
     )
 

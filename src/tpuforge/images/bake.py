@@ -289,7 +289,7 @@ def _fall_back(job: Job, record: dict[str, Any]) -> None:
         raise ForgeError(
             f"{name} is not the same image: {len(bad)} damaged blobs, config {image.config.digest}",
             expected=f"the config {record['config_digest']}, in other layers of the same content",
-            mend="forge bake --no-cache --gzip",
+            mend="./forge bake --no-cache --gzip",
             exit_code=Exit.FAULT,
         )
     oci.publish(layout, target.finished / layout.name, image, name)
@@ -429,7 +429,7 @@ def _build(job: Job, *, no_cache: bool) -> oci.Image:
     raise ForgeError(
         f"the image in {layout} has damaged blobs: {', '.join(blob.digest for blob in bad)}",
         expected="every blob of the digest that names it",
-        mend="check the disk, then: forge bake --no-cache",
+        mend="check the disk, then: ./forge bake --no-cache",
         exit_code=Exit.FAULT,
     )
 
@@ -606,7 +606,7 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
         return ForgeError(
             "pip check finds the environment broken:\n" + "\n".join(dict.fromkeys(broken)),
             expected="a lock that is complete",
-            mend="forge lock"
+            mend="./forge lock"
             if target.wheel is None
             else "give a wheel that the other packages accept, or take them out of the lock",
             exit_code=Exit.FAULT,
@@ -615,7 +615,7 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
         return ForgeError(
             "this engine's image store cannot export OCI layouts",
             expected="the containerd image store, or a builder of the docker-container kind",
-            mend="forge engine",
+            mend="./forge engine",
         )
     marks: tuple[str, ...] = (
         "cannot connect to the docker daemon",
@@ -627,7 +627,7 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
         return ForgeError(
             f"the engine went away while it was baking; {kept}\n{lines(*marks)}",
             expected="a Docker daemon that answers until the end",
-            mend="start it again (forge engine), then run the same command again",
+            mend="start it again (./forge engine), then run the same command again",
         )
     if (
         "unexpected commit digest" in low
@@ -811,7 +811,7 @@ def _load(engine: Mapping[str, Any], target: Target, folder: Path, progress: Pro
         raise ForgeError(
             f"the engine has another image under {target.name} than the one it was given",
             expected=image.manifest.digest,
-            mend=f"docker rmi {target.name}, then forge bake",
+            mend=f"docker rmi {target.name}, then ./forge bake",
             exit_code=Exit.FAULT,
         )
 

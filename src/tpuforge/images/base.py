@@ -274,14 +274,14 @@ def _ensure_tools(progress: Progress) -> None:
             f"not installed: {' and '.join(missing)}",
             expected="what makes a Debian root file system",
             mend=f"sudo apt-get install {' '.join(missing)}   (or take a base from a registry: "
-            "forge bake --base docker-image://NAME@sha256:…)",
+            "./forge bake --base docker-image://NAME@sha256:…)",
         )
     if os.geteuid() != 0 and not which("newuidmap"):
         raise ForgeError(
             "a user who is not root needs newuidmap for mmdebstrap, and it is not installed",
             expected="user namespaces with a range of ids",
             mend="sudo apt-get install uidmap   (or take a base from a registry: "
-            "forge bake --base docker-image://NAME@sha256:…)",
+            "./forge bake --base docker-image://NAME@sha256:…)",
         )
 
 

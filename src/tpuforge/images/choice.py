@@ -119,7 +119,7 @@ def lacks(target: Target, pins: Pins) -> str:
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return (
         f"no wheel of {missing[0]}{more} for Python {target.python} in the wheelhouse: "
-        f"forge fetch_wheel --python {target.python} --flavour {target.flavour}"
+        f"./forge fetch_wheel --python {target.python} --flavour {target.flavour}"
     )
 
 
@@ -148,14 +148,14 @@ def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) 
             raise ForgeError(
                 f"the image {image} is the same for every Python, and holds no wheels",
                 expected=f"--image {image} without --python, --flavour and --wheel",
-                mend=f"forge bake --image {image}",
+                mend=f"./forge bake --image {image}",
             )
         return builder.target(pins) if image == builder.NAME else simulation.target(pins)
     if image == bare.NAME and (options.flavour or wheel is not None):
         raise ForgeError(
             f"the image {image} holds no wheels",
             expected=f"--image {image} without --flavour and --wheel",
-            mend=f"forge bake --image {image} --python {python}",
+            mend=f"./forge bake --image {image} --python {python}",
         )
     if python not in pins.suites:
         raise ForgeError(
@@ -170,7 +170,7 @@ def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) 
         raise ForgeError(
             f"the image {image} is made from the flavour {own}, not from {options.flavour}",
             expected=f"--image {image} alone",
-            mend=f"forge bake --image {image}",
+            mend=f"./forge bake --image {image}",
         )
     flavour = own or options.flavour or pins.default_flavour
     # without its lock, the default one is reported by whoever reads the lock: it can be made

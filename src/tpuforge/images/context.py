@@ -237,7 +237,7 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
             raise ForgeError(
                 f"{where.name} has no package for the group {name}",
                 expected="libtpu, torch, torch-tpu and what they need; pip in the tools' lock",
-                mend="forge lock",
+                mend="./forge lock",
                 exit_code=Exit.FAULT,
             )
     here = Path(__file__).parent
@@ -289,7 +289,7 @@ def _below(target: Target, pins: Pins, packages: Sequence[Locked]) -> set[str] |
         raise ForgeError(
             f"{target.lock.name} does not hold {path.name} unchanged: {', '.join(wrong)}",
             expected=f"every package of {flavour.on}, in the same version and build",
-            mend="forge lock",
+            mend="./forge lock",
             exit_code=Exit.FAULT,
         )
     return {one.name for one in lower}
@@ -323,7 +323,7 @@ def _left_out(flavour: str) -> tuple[tuple[str, str], ...]:
         raise ForgeError(
             f"{path.name}: {type(error).__name__}: {error}",
             expected="[[left_out]] with name, flavour, by, until and why",
-            mend="forge lock_check",
+            mend="./forge lock_check",
             exit_code=Exit.FAULT,
         ) from error
     return tuple(found)
@@ -459,7 +459,7 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
                 raise ForgeError(
                     f"{path.name}: its SHA-256 is {digest}",
                     expected=f"{package.sha256}, as the lock says",
-                    mend="forge fetch_wheel replaces it; then forge bake",
+                    mend="./forge fetch_wheel replaces it; then ./forge bake",
                     exit_code=Exit.FAULT,
                 )
     for old in _folders(target.work / "wheels"):
@@ -479,7 +479,7 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
         raise ForgeError(
             "smoke/ was edited while the bake began",
             expected="one state of the suite",
-            mend="forge bake, once more",
+            mend="./forge bake, once more",
         )
 
 
@@ -533,7 +533,7 @@ def wheels(target: Target, inputs: Inputs) -> dict[Locked, Path]:
             raise ForgeError(
                 f"the wheel of {package.name} {package.version} is not in the wheelhouse",
                 expected=f"one wheel in {folder}",
-                mend=f"forge fetch_wheel {words}",
+                mend=f"./forge fetch_wheel {words}",
             )
         found[package] = files[0]
     return found

@@ -273,7 +273,7 @@ def _wheel(package: Locked) -> Path:
         raise ForgeError(
             f"the wheel of {package.name} {package.version} is not in the wheelhouse",
             expected="every wheel of the lock",
-            mend="forge fetch_wheel",
+            mend="./forge fetch_wheel",
         )
     return found[0]
 
@@ -471,7 +471,7 @@ def _target(options: argparse.Namespace) -> Target:
         raise ForgeError(
             f"the image {target.image} holds no wheels, so the plain way has nothing to install",
             expected="an image of wheels, such as runtime",
-            mend="forge measure --image runtime",
+            mend="./forge measure --image runtime",
         )
     return target
 
@@ -627,7 +627,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         raise ForgeError(
             f"--times {options.times} leaves nothing to compare",
             expected=f"--times {FEWEST} or more",
-            mend=f"forge measure --times {_TIMES}",
+            mend=f"./forge measure --times {_TIMES}",
         )
     target = _target(options)
     with exclusive(VERB, lambda who: progress.note(f"waiting for {who}, which measures")):

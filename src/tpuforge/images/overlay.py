@@ -150,7 +150,7 @@ def _not_one(path: Path, why: str) -> ForgeError:
     return ForgeError(
         f"{path.name} is no wheel of torch_tpu that an image can hold: {why}",
         expected="a torch_tpu wheel, such as build_wheel leaves in out/wheels",
-        mend="forge build_wheel, then: forge bake --wheel out/wheels/FILE.whl",
+        mend="./forge build_wheel, then: ./forge bake --wheel out/wheels/FILE.whl",
         exit_code=Exit.FAULT,
     )
 
@@ -161,7 +161,7 @@ def _audited(path: Path, digest: str, *, allowed: bool) -> str:
     if not beside.is_file():
         return f"it was not audited: there is no {beside.name} beside it"
     record = read_json(beside)
-    mend = f"forge audit_wheel {path}; or take it as it is: --unaudited"
+    mend = f"./forge audit_wheel {path}; or take it as it is: --unaudited"
     whole = isinstance(record, dict) and record.get("schema") == _AUDIT
     wheel = record.get("wheel") if whole else None
     if not isinstance(wheel, dict) or not isinstance(record.get("ok"), bool):
@@ -216,8 +216,8 @@ def check_fit(wheel: Wheel, python: str, glibc: str, lock: Sequence[Locked], nam
         raise ForgeError(
             f"{wheel.file} does not go with {name}:\n" + "\n".join(f"  {line}" for line in wrong),
             expected=f"a wheel for Python {python} whose requirements {name} meets",
-            mend=f"build it for this Python (forge build_wheel --python {python}); or lock what it "
-            "wants: edit lock/pins.toml, then forge lock and forge fetch_wheel",
+            mend=f"build it for this Python (./forge build_wheel --python {python}); or lock what "
+            "it wants: edit lock/pins.toml, then ./forge lock and ./forge fetch_wheel",
             exit_code=Exit.FAULT,
         )
 

@@ -127,7 +127,7 @@ def target_of(published: Published, pins: Pins) -> Target:
             f"{published.reference} holds a wheel that was given to its bake "
             f"(sha256:{labels.get('io.tpuforge.overlay.wheel.sha256')})",
             expected="an image of the locks alone",
-            mend="bake it with that wheel (forge bake --wheel), and compare the digests",
+            mend="bake it with that wheel (./forge bake --wheel), and compare the digests",
         )
     options = argparse.Namespace(
         image=name,
@@ -190,7 +190,7 @@ def finished(target: Target, pins: Pins) -> Path:
         raise ForgeError(
             f"{target.slug} has not been baked here from the inputs of this checkout",
             expected=f"an image in {target.finished} that is up to date",
-            mend="forge bake; or leave out --finished, for a bake from nothing",
+            mend="./forge bake; or leave out --finished, for a bake from nothing",
         )
     return target.finished / "oci"
 

@@ -149,7 +149,7 @@ def rebuild(
         raise ForgeError(
             f"the bake in {out} failed:\n{done.tail}",
             expected="bakes to compare",
-            mend="forge fetch_wheel, forge bake, then forge reproduce",
+            mend="./forge fetch_wheel, ./forge bake, then ./forge reproduce",
             exit_code=Exit(done.code) if done.code in set(Exit) else Exit.CANNOT,
         )
     record = json.loads((out / "images" / target.slug / "image.json").read_text(encoding="utf-8"))
@@ -396,7 +396,7 @@ def _targets(options: argparse.Namespace) -> list[Target]:
         raise ForgeError(
             "--all is every image that was baked here",
             expected="--all without --image, --python and --flavour",
-            mend="forge reproduce --all",
+            mend="./forge reproduce --all",
         )
     found = [
         choose(
@@ -411,7 +411,7 @@ def _targets(options: argparse.Namespace) -> list[Target]:
         raise ForgeError(
             "no image was baked here yet",
             expected="images in out/images",
-            mend="forge bake",
+            mend="./forge bake",
         )
     return found
 
@@ -422,7 +422,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
             raise ForgeError(
                 "a published image says itself which one it is",
                 expected="--against without --all, --image, --python and --flavour",
-                mend=f"forge reproduce --against {options.against}",
+                mend=f"./forge reproduce --against {options.against}",
             )
         return against(options, progress)
     if options.finished:
@@ -435,7 +435,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         raise ForgeError(
             f"--times {options.times} leaves nothing to compare",
             expected=f"--times {FEWEST} or more",
-            mend="forge reproduce --times 3",
+            mend="./forge reproduce --times 3",
         )
     targets = _targets(options)
     engine = ensure_engine(progress)

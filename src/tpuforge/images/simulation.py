@@ -50,7 +50,7 @@ def _locked(pins: Pins, name: str) -> Locked:
     raise ForgeError(
         f"{path.name} has no {name}",
         expected="the simulator's CPU plugin in its lock",
-        mend="forge lock",
+        mend="./forge lock",
         exit_code=Exit.FAULT,
     )
 
@@ -143,7 +143,7 @@ def _made(pins: Pins, progress: Progress) -> Path:
         raise ForgeError(
             f"the simulator cannot be had\n{done.tail}",
             expected="its folder in out/simulator",
-            mend="forge fetch_wheel; then forge bake --image simulator",
+            mend="./forge fetch_wheel; then ./forge bake --image simulator",
             exit_code=Exit(done.code) if done.code in set(Exit) and done.code else Exit.CANNOT,
         )
     return Path(str(record["folder"]))

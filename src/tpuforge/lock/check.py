@@ -1,4 +1,4 @@
-"""``forge lock_check``: prove the locks fresh, complete, free of CUDA and in step with the pins.
+"""``./forge lock_check``: prove the locks fresh, complete, free of CUDA and in step with the pins.
 
 Everything but freshness is judged from files, for every lock, in milliseconds. Freshness is a
 resolution that gives the same bytes. Since the cutoff hides later uploads, it is proven once: a

@@ -1,4 +1,4 @@
-"""``forge export``: a lock in the forms that other tools read, under ``out/export``.
+"""``./forge export``: a lock in the forms that other tools read, under ``out/export``.
 
 The lock itself is a requirements file that pip and uv read. Beside it: ``pylock.toml`` (PEP 751),
 a constraints file, and a CycloneDX 1.6 bill of materials. The same lock gives the same bytes; only

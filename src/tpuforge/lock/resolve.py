@@ -1,4 +1,4 @@
-"""``forge lock``: resolve the inputs in ``lock/`` and write the locks.
+"""``./forge lock``: resolve the inputs in ``lock/`` and write the locks.
 
 A lock changes only when what it was made from changed. Where the inputs are the same and the
 index now answers differently, or shows another file under the same release, nothing is written

@@ -20,7 +20,7 @@ RINGS = ("unit", "engine", "faults")
 NAMED_ONLY = ("remote",)
 _MOST_WORKERS = 4  # each may hold an image's files or a compiler's memory
 _ONE_AT_A_TIME = ("-n", "--numprocesses", "-p", "-s", "--capture=no", "--pdb", "--trace", "--co")
-_USAGE = f"""usage: forge tests [RING|PATH …] [PYTEST_OPTION …]
+_USAGE = f"""usage: ./forge tests [RING|PATH …] [PYTEST_OPTION …]
 
 Rings: {", ".join(RINGS)}; all of them if none is named. Only if named: {", ".join(NAMED_ONLY)}.
 Files run side by side, as many as there are cores, up to {_MOST_WORKERS}; -n 0 is one at a time.

@@ -202,7 +202,7 @@ def provenance_wrong(
     if said.subjects != (digest,):
         wrong.append(f"it is about {', '.join(said.subjects) or 'nothing'}")
     if said.builder != attest.BUILDER or said.build_type != attest.BUILD_TYPE:
-        wrong.append(f"it was made by {said.builder} ({said.build_type}), not by forge bake")
+        wrong.append(f"it was made by {said.builder} ({said.build_type}), not by ./forge bake")
     base = labels.get("org.opencontainers.image.base.digest", "").removeprefix("sha256:")
     for what, one, other in (
         ("base", said.base, base),
@@ -481,7 +481,7 @@ def verify_remote(
     elif verdict.failed:
         verdict.skip("the bill against the layers", "something failed before")
     else:
-        # what is in the layers is wanted, not the layers: forge pull keeps an image
+        # what is in the layers is wanted, not the layers: ./forge pull keeps an image
         with tempfile.TemporaryDirectory(prefix=".verify-", dir=out_dir()) as name:
             folder = Path(name)
             registry.copy_out(exact, folder)
