@@ -7,6 +7,7 @@ nox from anywhere gives the same result.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ ROOT = Path(__file__).resolve().parent
 INTERRUPTED = 130
 
 nox.options.default_venv_backend = "none"
+# each verb names itself and how it ended; what is left to nox are its own warnings and errors
+logging.getLogger("nox").setLevel(logging.WARNING)
 nox.options.sessions = ["lock_check", "fetch_wheel", "bake", "smoke", "bench", "report"]
 
 

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TextIO
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -172,17 +173,30 @@ def print_error(verb: str, error: ForgeError) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Show a table on standard output.
 
+    On a terminal it fits the width. Elsewhere a row is one line and no cell is cut, for ``grep``.
+
     Args:
         columns: The headings.
         rows: The cells, one sequence per row, as many as there are headings.
         title: A line above the table.
     """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        lines = [[visible(" ".join(cell.split("\n"))) for cell in row] for row in (columns, *rows)]
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        print(*[title] if title else [], *(_line(line, widths) for line in lines), sep="\n")
+        return
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_shown(cell) for cell in row))
-    Console(highlight=False).print(table)
+    console.print(table)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (set_cell_size(cell, width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()
 
 
 class Progress:

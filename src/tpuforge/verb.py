@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from tpuforge.console import Progress, duration, guard_streams, lost_output, print_error
 from tpuforge.errors import Exit, ForgeError
@@ -63,6 +63,15 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise _Interrupted(signal.Signals(number).name)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of every verb."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, and what they should be."""
+        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        raise ForgeError(message, expected=usage, mend=f"{self.prog} --help")
+
+
 def parser(verb: str, description: str) -> argparse.ArgumentParser:
     """An argument parser with what all verbs share.
 
@@ -73,7 +82,7 @@ def parser(verb: str, description: str) -> argparse.ArgumentParser:
     Returns:
         A parser that already has ``--json``.
     """
-    made = argparse.ArgumentParser(prog=f"./forge {verb}", description=description)
+    made = _Parser(prog=f"./forge {verb}", description=description)
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
 
@@ -104,7 +113,7 @@ def run_verb(
     try:
         code = _run(verb, arguments, action, argv, result_name)
     except SystemExit as end:
-        # --help, or a usage error
+        # --help
         code = end.code if isinstance(end.code, int) else Exit.CANNOT
         if not lost_output():
             raise
@@ -127,13 +136,21 @@ def _run(
     argv: Sequence[str] | None,
     result_name: Callable[[argparse.Namespace], str] | None,
 ) -> int:
-    options = arguments.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    started = datetime.now(UTC)
+    clock = time.monotonic()
+    try:
+        options = arguments.parse_args(words)
+    except ForgeError as error:
+        # nothing was begun, so the result of the run before this one stays
+        record = {"status": "failed", "error": error.as_dict(), "exit_code": int(error.exit_code)}
+        _leave(None, verb, record, started, clock, as_json="--json" in words)
+        print_error(verb, error)
+        return error.exit_code
     before = {
         number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
     }
     name = verb
-    started = datetime.now(UTC)
-    clock = time.monotonic()
     try:
         if result_name is not None:
             # it may read the pins, and those may be bad
@@ -196,7 +213,7 @@ def _file_name(name: str) -> str:
 
 
 def _leave(
-    name: str,
+    name: str | None,
     verb: str,
     record: dict[str, Any],
     started: datetime,
@@ -204,7 +221,7 @@ def _leave(
     *,
     as_json: bool,
 ) -> None:
-    """Write the result file, and print it for a machine that asked."""
+    """Write the result file, if it has a name, and print it for a machine that asked."""
     record = {
         "schema": "tpuforge.result/1",
         "verb": verb,
@@ -213,7 +230,8 @@ def _leave(
         **record,
     }
     try:
-        write_json(out_dir() / "results" / f"{_file_name(name)}.json", record)
+        if name is not None:
+            write_json(out_dir() / "results" / f"{_file_name(name)}.json", record)
     except OSError as error:
         print(f"{verb}: the result file could not be written: {error}", file=sys.stderr)
     if as_json:
