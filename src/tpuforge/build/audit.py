@@ -480,7 +480,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument(
         "wheel", nargs="*", help="wheels; those of the lock in the wheelhouse if none is named"
     )
-    arguments.add_argument("--python", metavar="X.Y", help="the lock to take them from")
+    arguments.add_argument(
+        "--python", metavar="X.Y", help="the Python of the lock to take them from"
+    )
     arguments.add_argument("--flavour", metavar="NAME", help="the lock to take them from")
     arguments.add_argument(
         "--torch", metavar="VERSION", help="judge against this torch instead of the locked one"

@@ -788,7 +788,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = arguments.add_mutually_exclusive_group()
     which.add_argument("--source", metavar="DIR", help="a checkout of TorchTPU of your own")
     which.add_argument(
-        "--ref", metavar="REF", help="a tag, branch or commit to fetch (the pinned one)"
+        "--ref", metavar="REF", help="a tag, branch or commit to fetch (default: the pinned one)"
     )
     arguments.add_argument(
         "--repository", metavar="URL", help="fetch from a mirror or fork instead of upstream"
@@ -797,7 +797,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--allow-dirty", action="store_true", help="build a --source that differs from its commit"
     )
     arguments.add_argument(
-        "--python", metavar="X.Y", nargs="+", help="the Pythons to build for, or: all"
+        "--python",
+        metavar="X.Y",
+        nargs="+",
+        help="the Pythons to build for, or all (default: lock/pins.toml's)",
     )
     version = arguments.add_mutually_exclusive_group()
     version.add_argument(
@@ -826,16 +829,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="a further configuration of the source's .bazelrc, such as wheel_release",
     )
-    arguments.add_argument("--jobs", type=_positive, metavar="N", help="actions at once")
+    arguments.add_argument(
+        "--jobs", type=_positive, metavar="N", help="actions at once (default: Bazel's own choice)"
+    )
     arguments.add_argument(
         "--keep-going", action="store_true", help="after a failure go on with the rest"
     )
     arguments.add_argument(
         "--where",
         choices=("host", "container"),
-        help="build here or in the builder image (the image, where there is an engine)",
+        help="build here or in the builder image (default: the image, where there is an engine)",
     )
-    arguments.add_argument("--cache", metavar="DIR", help="keep what Bazel keeps here (out/bazel)")
+    arguments.add_argument(
+        "--cache", metavar="DIR", help="where Bazel keeps what it keeps (default: out/bazel)"
+    )
     arguments.add_argument("--bazelisk", metavar="PATH", help="the native Bazelisk to run")
     arguments.add_argument(
         "--bazel", metavar="VERSION_OR_PATH", help="the Bazel that Bazelisk is to run"
@@ -844,7 +851,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--bazel-url", metavar="URL", help="where Bazelisk gets Bazel instead of its own default"
     )
     arguments.add_argument(
-        "--limit-hours", type=_hours, default=12.0, metavar="N", help="end a build after N hours"
+        "--limit-hours",
+        type=_hours,
+        default=12.0,
+        metavar="N",
+        help="end a build after N hours (default: 12)",
     )
     arguments.add_argument(
         "--dry-run", action="store_true", help="print the figures and the lines, run nothing"

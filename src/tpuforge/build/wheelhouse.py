@@ -733,8 +733,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Its exit code.
     """
     arguments = parser(VERB, "Fill the wheelhouse with the wheels that the locks name, by digest.")
-    arguments.add_argument("--python", metavar="X.Y", help="take the locks of this Python")
-    arguments.add_argument("--flavour", metavar="NAME", help="take this flavour's lock")
+    arguments.add_argument(
+        "--python", metavar="X.Y", help="take the locks of this Python (default: lock/pins.toml's)"
+    )
+    arguments.add_argument(
+        "--flavour", metavar="NAME", help="take this lock (default: lock/pins.toml's)"
+    )
     arguments.add_argument("--image", metavar="NAME", help="take the lock of this image's flavour")
     arguments.add_argument("--only", metavar="NAME,…", help="fetch and audit these packages alone")
     arguments.add_argument(

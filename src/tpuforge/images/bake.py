@@ -955,9 +955,11 @@ def _print_layers(data: Mapping[str, Any]) -> None:
 def arguments() -> argparse.ArgumentParser:
     """The verb's arguments."""
     made = parser(VERB, "Bake an image from the base and the wheelhouse, with no network.")
-    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
-    made.add_argument("--python", metavar="X.Y", help="the Python version")
-    made.add_argument("--flavour", help="the lock to bake from")
+    made.add_argument(
+        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
+    )
+    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    made.add_argument("--flavour", metavar="NAME", help="the lock to bake from")
     made.add_argument(
         "--all", action="store_true", help="every image of the set that can be had here"
     )

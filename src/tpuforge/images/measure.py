@@ -664,9 +664,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 when it was measured, 1 when a rebuild of tpuforge's differs.
     """
     made = parser(VERB, "Measure bakes, sizes and pulls beside those of a plain Dockerfile.")
-    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
-    made.add_argument("--python", metavar="X.Y", help="the Python version")
-    made.add_argument("--flavour", help="the lock to bake from")
+    made.add_argument(
+        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
+    )
+    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    made.add_argument("--flavour", metavar="NAME", help="the lock to bake from")
     made.add_argument(
         "--times", type=int, default=_TIMES, metavar="N", help=f"rebuilds (default: {_TIMES})"
     )
@@ -675,13 +677,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--pip-conf", metavar="FILE", help="pip's settings in the plain build; yours if not given"
     )
     made.add_argument(
-        "--ca", metavar="FILE", help="its certificates; those of your settings if not given"
+        "--ca",
+        metavar="FILE",
+        help="certificates in the plain build; those of your settings if not given",
     )
     made.add_argument(
         "--network",
         choices=("host", "default"),
         default="host",
-        help="its network (default: host, since the engine makes no network of its own)",
+        help="network of the plain build (default: host, as a private engine has no network)",
     )
     made.set_defaults(words=list(sys.argv[1:] if argv is None else argv))
     return run_verb(VERB, made, _act, argv)

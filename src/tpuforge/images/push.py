@@ -350,16 +350,18 @@ def _leave(slug: str, outcome: Outcome, started: datetime) -> None:
 def arguments() -> argparse.ArgumentParser:
     """The verb's arguments."""
     made = parser(VERB, "Put baked images into a registry, with what is attached to them.")
-    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
-    made.add_argument("--python", metavar="X.Y", help="the Python version")
+    made.add_argument(
+        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
+    )
+    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
     made.add_argument(
         "--all", action="store_true", help="every image that is baked here, to HOST/NAME/<image>"
     )
     made.add_argument("--to", metavar="HOST/NAME", required=True, help="the repository")
     made.add_argument(
-        "--tag", action="append", default=[], help="a tag beside the image's own; any number"
+        "--tag", action="append", default=[], help="a tag beside the image's own; again for more"
     )
-    made.add_argument("--gzip", action="store_true", help="the twin for old pullers too")
+    made.add_argument("--gzip", action="store_true", help="push its gzip twin too")
     made.add_argument(
         "--move", action="store_true", help="let tags that name another image name this one"
     )

@@ -539,9 +539,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 when all bakes agree, 1 when they differ.
     """
     made = parser(VERB, "Bake again and again from nothing, and compare the images bit for bit.")
-    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
-    made.add_argument("--python", metavar="X.Y", help="the Python version")
-    made.add_argument("--flavour", help="the lock to bake from")
+    made.add_argument(
+        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
+    )
+    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    made.add_argument("--flavour", metavar="NAME", help="the lock to bake from")
     made.add_argument("--all", action="store_true", help="every image that was baked here")
     made.add_argument(
         "--times", type=int, default=_WAYS, metavar="N", help=f"rebuilds (default: {_WAYS})"

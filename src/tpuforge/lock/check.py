@@ -107,10 +107,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = parser(_VERB, "Prove the locks fresh, complete and free of CUDA.")
     arguments.add_argument(
-        "--flavour", help="whose freshness to prove, with smoke and simulator; or all"
+        "--flavour",
+        metavar="NAME",
+        help="whose freshness to prove, with smoke and simulator; or all",
     )
-    arguments.add_argument("--python", help="for this Python, X.Y; or all")
-    arguments.add_argument("--image", help="taken and not needed here")
+    arguments.add_argument("--python", metavar="X.Y", help="for this Python; or all")
+    arguments.add_argument(
+        "--image", metavar="NAME", help="changes nothing here; ./forge hands it to every verb"
+    )
     arguments.add_argument(
         "--again", action="store_true", help="prove freshness anew even where a stamp proves it"
     )

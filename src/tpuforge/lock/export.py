@@ -60,8 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = parser(_VERB, "Write a lock in the forms that other tools read.")
-    arguments.add_argument("--flavour", help="a flavour, or all")
-    arguments.add_argument("--python", help="X.Y, or all")
+    arguments.add_argument(
+        "--flavour", metavar="NAME", help="one lock, or all (default: lock/pins.toml's)"
+    )
+    arguments.add_argument(
+        "--python", metavar="X.Y", help="one Python, or all (default: lock/pins.toml's)"
+    )
     arguments.add_argument("--form", choices=FORMS, action="append", help="only this form")
     return run_verb(_VERB, arguments, _export, argv)
 

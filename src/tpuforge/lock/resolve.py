@@ -70,13 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = parser(_VERB, "Resolve the inputs in lock/ and write the locks.")
-    arguments.add_argument("--flavour", help="an input in lock/, or all (default: every lock)")
-    arguments.add_argument("--python", help="X.Y, or all (default: every lock)")
+    arguments.add_argument(
+        "--flavour", metavar="NAME", help="an input in lock/, or all (default: every lock)"
+    )
+    arguments.add_argument(
+        "--python", metavar="X.Y", help="one Python, or all (default: every lock)"
+    )
     arguments.add_argument(
         "--renew", action="store_true", help="take the index's word where it contradicts a lock"
     )
     arguments.add_argument(
-        "--way", choices=WAYS, default="auto", help="the resolver: pip-tools where possible"
+        "--way",
+        choices=WAYS,
+        default="auto",
+        help="the resolver (default: auto, pip-tools where possible)",
     )
     arguments.add_argument(
         "--upgrade",

@@ -70,9 +70,13 @@ def add_arguments(made: argparse.ArgumentParser, *, several: bool = True) -> Non
         made: The parser.
         several: Whether ``--all`` is offered.
     """
-    made.add_argument("--image", help="the image, as in images/docker-bake.hcl")
-    made.add_argument("--python", metavar="X.Y", help="the Python version")
-    made.add_argument("--flavour", help="the lock that it was baked from, as a check")
+    made.add_argument(
+        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
+    )
+    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    made.add_argument(
+        "--flavour", metavar="NAME", help="the lock that it must have been baked from"
+    )
     if several:
         made.add_argument("--all", action="store_true", help="every image that is baked here")
 

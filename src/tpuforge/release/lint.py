@@ -79,7 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 when every checker is content, 1 when one found a fault, 2 when one could not run.
     """
-    return run_verb("lint", parser("lint", __doc__ or ""), _lint, argv)
+    return run_verb(
+        "lint",
+        parser("lint", "Check style, types, shell scripts and Dockerfiles with the locked tools."),
+        _lint,
+        argv,
+    )
 
 
 if __name__ == "__main__":

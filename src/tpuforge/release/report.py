@@ -73,9 +73,13 @@ def _parser() -> argparse.ArgumentParser:
         "codes: 0 healthy, 1 unhealthy, 2 not judged (no health report of this image), 3 a TPU "
         "is unusable.",
     )
-    made.add_argument("--image", metavar="NAME", help="image (default: from the pins)")
-    made.add_argument("--python", metavar="X.Y", help="Python (default: from the pins)")
-    made.add_argument("--flavour", metavar="NAME", help="lock it was made from")
+    made.add_argument(
+        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
+    )
+    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    made.add_argument(
+        "--flavour", metavar="NAME", help="the lock that it must have been baked from"
+    )
     return made
 
 

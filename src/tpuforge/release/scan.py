@@ -495,14 +495,17 @@ def arguments() -> argparse.ArgumentParser:
         "--scope",
         choices=("all", "wheels", "system"),
         default="all",
-        help="what is looked at: the wheels alone, or the whole layout with the system's packages",
+        help="what is looked at: wheels, the system's packages, or both (default: all)",
     )
     made.add_argument(
-        "--service", choices=("pypi", "osv"), default="pypi", help="whose database pip-audit asks"
+        "--service",
+        choices=("pypi", "osv"),
+        default="pypi",
+        help="whose database pip-audit asks (default: pypi)",
     )
     made.add_argument("--osv-url", metavar="URL", help="another address of the database osv")
     made.add_argument(
-        "--timeout", type=int, default=15, help="seconds for one request (default 15)"
+        "--timeout", type=int, default=15, metavar="S", help="seconds for one request (default: 15)"
     )
     made.add_argument(
         "--accepted",

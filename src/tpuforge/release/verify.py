@@ -640,7 +640,7 @@ def arguments() -> argparse.ArgumentParser:
         help="HOST/NAME@sha256:… in a registry, or a folder of out/images such as runtime-py311",
     )
     baked.add_arguments(made, several=False)
-    made.add_argument("--key", help="the public key that has to have signed it")
+    made.add_argument("--key", metavar="KEY", help="the public key that has to have signed it")
     made.add_argument("--identity", help="the identity of a keyless signature")
     made.add_argument("--issuer", help="who has to vouch for that identity")
     made.add_argument(

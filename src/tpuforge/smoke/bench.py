@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
         "1 a measurement failed, 2 could not be measured here.",
     )
     container.add_choice(made)
-    made.add_argument("--samples", type=int, default=3, help="samples of each (default 3)")
+    made.add_argument(
+        "--samples", type=int, default=3, metavar="N", help="samples of each (default: 3)"
+    )
     made.add_argument(
         "--target",
         action="append",

@@ -192,10 +192,15 @@ def add_choice(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
     action = "append" if several else "store"
     more = "; by commas, or again, for more" if several else ""
     parser.add_argument(
-        "--image", action=action, metavar="NAME", help=f"image (default: from the pins){more}"
+        "--image",
+        action=action,
+        metavar="NAME",
+        help=f"the image, such as runtime{more} (default: lock/pins.toml's)",
     )
-    parser.add_argument("--python", metavar="X.Y", help="Python (default: from the pins)")
-    parser.add_argument("--flavour", metavar="NAME", help="lock it was made from")
+    parser.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    parser.add_argument(
+        "--flavour", metavar="NAME", help="the lock that it must have been baked from"
+    )
     parser.add_argument(
         "--image-ref",
         action=action,

@@ -51,7 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--config", type=Path, metavar="PATH", help="a Hugging Face config.json")
     made.add_argument("--tokens", type=int, metavar="N", help="length of the text for --config")
-    made.add_argument("--mode", choices=("auto", "training", "inference"), default="auto")
+    made.add_argument(
+        "--mode",
+        choices=("auto", "training", "inference"),
+        default="auto",
+        help="what is compiled (default: auto, training if the model is in that mode)",
+    )
     made.add_argument(
         "--target",
         action="append",

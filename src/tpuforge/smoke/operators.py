@@ -47,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         help="how else to call what passes, by commas: gradient, out, inplace; or none; the "
         "suite's own choice if not given",
     )
-    made.add_argument("--samples", type=int, default=1, help="samples of each entry (default 1)")
+    made.add_argument(
+        "--samples", type=int, default=1, metavar="N", help="samples of each entry (default: 1)"
+    )
     made.add_argument("--only", default="", metavar="REGEX", help="only entries whose name matches")
     made.add_argument(
         "--target",
