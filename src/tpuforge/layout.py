@@ -33,6 +33,10 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DOCUMENT_BYTES = 1 << 26
 """The most bytes of a manifest, config or attached document: what is read into memory."""
 _LARGEST_FILE = 1 << 36
+# a layer of an image of ours has 5 times the bytes of its blob once it is unpacked, and 30,000 files
+_MOST_TIMES = 100
+_MOST_SMALL = 1 << 28
+_MOST_FILES = 1_000_000
 _LARGEST_NAME = 1 << 20
 _NAMING = (
     tarfile.GNUTYPE_LONGNAME,
@@ -239,6 +243,40 @@ class _Entry(tarfile.TarInfo):
         return made
 
 
+class _Stream(tarfile.TarFile):
+    """A stranger's tar, of which no more is kept in memory than the entry that is read."""
+
+    _left = _MOST_FILES
+
+    def next(self) -> tarfile.TarInfo | None:
+        self._left -= 1
+        if self._left < 0:
+            raise tarfile.ReadError(f"it has more than {_MOST_FILES:,} files")
+        entry = super().next()
+        self.members.clear()  # type: ignore[attr-defined]  # typeshed leaves it out
+        return entry
+
+
+class _Bounded:
+    """What a blob unpacks to, as far as a blob of its size may.
+
+    Args:
+        source: The plain bytes.
+        blob: The layer.
+    """
+
+    def __init__(self, source: BinaryIO, blob: Blob) -> None:
+        self._source = source
+        self._most = self._left = blob.size * _MOST_TIMES + _MOST_SMALL
+
+    def read(self, count: int) -> bytes:
+        data = self._source.read(count)
+        self._left -= len(data)
+        if self._left < 0:
+            raise tarfile.ReadError(f"it unpacks to more than {self._most:,} bytes")
+        return data
+
+
 @contextlib.contextmanager
 def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
     """Open a layer as a tar that can be read once, in order.
@@ -271,9 +309,10 @@ def _opened(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
             source = file
         else:
             raise _damaged(layout, f"a layer of the unknown type {blob.media_type}")
+        plain = cast(BinaryIO, _Bounded(source, blob))
         with (
             source,
-            tarfile.open(fileobj=source, mode="r|", bufsize=1 << 20, tarinfo=_Entry) as tar,
+            _Stream.open(fileobj=plain, mode="r|", bufsize=1 << 20, tarinfo=_Entry) as tar,
         ):
             yield tar
 

@@ -87,6 +87,61 @@ def test_a_layer_that_is_none_is_damaged(tmp_path: Path, data: bytes, kind: str)
     assert caught.value.exit_code == Exit.FAULT
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["+gzip", "+zstd"])
+def test_a_layer_unpacks_to_what_one_of_its_size_may(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oci, "_MOST_SMALL", 1 << 16)
+    plain = packed("etc/zeros", b"\0" * (1 << 24))
+    data = gzip.compress(plain) if kind == "+gzip" else zstd(plain)
+    blob = layer(tmp_path, data, f"{KIND}{kind}")
+    with pytest.raises(ForgeError, match="it unpacks to more than") as caught:
+        oci.content(tmp_path, blob)
+    assert caught.value.exit_code == Exit.FAULT
+    monkeypatch.setattr(oci, "_MOST_SMALL", 1 << 25)
+    assert oci.content(tmp_path, blob).unpacked == 1 << 24
+
+
+def zstd(data: bytes) -> bytes:
+    """Compressed in the coarsest way: a frame of blocks that repeat one byte, or are as they are."""
+    made = bytearray(b"\x28\xb5\x2f\xfd\x00\x58")
+    step = 1 << 17
+    for at in range(0, len(data), step):
+        piece = data[at : at + step]
+        same = piece == piece[:1] * len(piece)
+        last = at + step >= len(data)
+        made += (len(piece) << 3 | (2 if same else 0) | last).to_bytes(3, "little")
+        made += piece[:1] if same else piece
+    return bytes(made)
+
+
+def test_a_layer_has_so_many_files_and_none_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tarfile.TarInfo("x").tobuf() * 100 + bytes(1024)
+    blob = layer(tmp_path, data)
+    with oci.open_layer(tmp_path, blob) as tar:
+        assert sum(1 for _ in tar) == 100
+        assert tar.getmembers() == []
+    monkeypatch.setattr(oci._Stream, "_left", 99)
+    with pytest.raises(ForgeError, match="more than 1,000,000 files"):
+        oci.content(tmp_path, blob)
+
+
+def test_metadata_of_a_layer_is_read_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "_MOST_TEXTS", 1000)
+    blob = layer(tmp_path, packed("var/lib/dpkg/status", b"x" * 1001))
+    image = oci.Image(blob, blob, (blob,), {inventory.SYSTEM_LABEL: "x"}, {})
+    with (
+        Progress("tests", quiet=True) as progress,
+        pytest.raises(ForgeError, match="metadata has more than 1,000 bytes"),
+    ):
+        inventory.read(tmp_path, image, progress)
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

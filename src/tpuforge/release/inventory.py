@@ -50,6 +50,8 @@ _DOC = re.compile(r"usr/share/doc/(?P<package>[^/]+)(?P<copyright>/copyright)?")
 # programs that belong to no package
 _PROGRAM = re.compile(r"usr/local/s?bin/[^/]+")
 _MOST = 1 << 24
+# all texts of a layer; those of ours have 10 MB
+_MOST_TEXTS = 1 << 28
 _DIRECT = re.compile(r"\s*([a-z0-9][a-z0-9+.-]*)")
 
 
@@ -152,6 +154,7 @@ class Layer:
         removed: Paths that are gone with it.
         emptied: Folders whose older content is gone with it.
         contents: SHA-256 of files beside and below the environments' packages, by path.
+        kept: Bytes of the small files.
     """
 
     digest: str
@@ -161,6 +164,7 @@ class Layer:
     removed: list[str] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
     contents: dict[str, str] = field(default_factory=dict)
+    kept: int = 0
 
 
 def read(
@@ -255,6 +259,9 @@ def _take(
         # the tar is a stream: what was read is not read again
         start = file.read(_MOST) if file is not None else b""
         found.texts[name] = start
+        found.kept += len(start)
+        if found.kept > _MOST_TEXTS:
+            raise tarfile.ReadError(f"its metadata has more than {_MOST_TEXTS:,} bytes")
     elif info is not None and info["file"].startswith("sboms/"):
         found.texts[name] = b""
     if hashed:
