@@ -246,8 +246,13 @@ def speaks_tls(host: str) -> bool:
     try:
         with (
             socket.create_connection((at.hostname or "", at.port or 443), _CONNECT_S) as plain,
-            context.wrap_socket(plain, server_hostname=at.hostname),
+            context.wrap_socket(
+                plain, server_hostname=at.hostname, do_handshake_on_connect=False
+            ) as tls,
+            _Watch(_CONNECT_S) as watch,
         ):
+            watch.note(tls)
+            tls.do_handshake()
             return True
     except ssl.SSLError as error:
         # an alert of the other side is TLS as well
@@ -348,20 +353,16 @@ class _Http(urllib.request.HTTPHandler):
         return self.do_open(Connection, req)
 
 
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, context: ssl.SSLContext, note: Callable[[socket.socket], None]) -> None:
-        super().__init__(context=context)
-        self._tls, self._note = context, note
+def _noted(context: ssl.SSLContext, note: Callable[[socket.socket], None]) -> ssl.SSLContext:
+    """A context whose connections are told of before their handshake, which may hang too."""
 
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        note = self._note
+    class Noted(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            note(self)
+            super().do_handshake(block)
 
-        class Connection(http.client.HTTPSConnection):
-            def connect(self) -> None:
-                super().connect()
-                note(self.sock)
-
-        return self.do_open(Connection, req, context=self._tls)
+    context.sslsocket_class = Noted
+    return context
 
 
 class Client:
@@ -388,7 +389,7 @@ class Client:
         handlers: list[urllib.request.BaseHandler] = [
             _NoRedirectHeaders(),
             _Http(self._note),
-            _Https(self._context(), self._note),
+            urllib.request.HTTPSHandler(context=_noted(self._context(), self._note)),
         ]
         if is_loopback(host):
             handlers.append(urllib.request.ProxyHandler({}))
@@ -544,13 +545,7 @@ class Client:
         if found != digest:
             target.unlink()
             if came > most:
-                raise ForgeError(
-                    f"{self.host}/{self.name}: the registry gave more for {digest} than the "
-                    f"{most:,} bytes that its manifest names",
-                    expected="the blob",
-                    mend="do not trust it: ask who runs the registry, and push the image again",
-                    exit_code=Exit.FAULT,
-                )
+                raise too_much(f"{self.host}/{self.name}@{digest}")
             if begun:
                 raise TransientError("the beginning of the blob that was here is not its beginning")
             raise ForgeError(
@@ -848,6 +843,20 @@ def not_there(what: str, why: str) -> NotThereError:
         f"{what} is not in the registry: {why}",
         expected="an image that was pushed there",
         mend="look at its name and digest, or push it: ./forge push",
+    )
+
+
+def too_much(what: str) -> ForgeError:
+    """The error of a registry that sends more than there is.
+
+    Args:
+        what: The reference.
+    """
+    return ForgeError(
+        f"{what}: the registry gave more than the manifest names",
+        expected="blobs of the sizes in the manifest",
+        mend="do not trust it: ask who runs the registry, and push the image again",
+        exit_code=Exit.FAULT,
     )
 
 

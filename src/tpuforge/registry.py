@@ -57,7 +57,11 @@ _NAME = re.compile(
 )
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# what skopeo writes beside blobs: its memory of where they are
+_SLACK = 1 << 26
 _MOST_SHOWN = 300
+# engines take about 125
+_MOST_LAYERS = 500
 _REF_NAME = "org.opencontainers.image.ref.name"
 _FATAL = re.compile(r'level=fatal msg="?(?P<why>.*?)"?$', re.MULTILINE)
 
@@ -99,9 +103,9 @@ class Reference:
                 "it does not begin with a registry, such as registry.example/ or localhost:5000/"
             )
         elif not _NAME.fullmatch(name):
-            wrong = f"{name!r} cannot be the name of a repository: small letters, digits, - . _ /"
+            wrong = f"{_shown(name)!r} cannot be the name of a repository: a-z, digits, - . _ /"
         elif colon and not _TAG.fullmatch(tag):
-            wrong = f"{tag!r} cannot be a tag"
+            wrong = f"{_shown(tag)!r} cannot be a tag"
         elif at and not _DIGEST.fullmatch(digest):
             wrong = f"{_shown(digest)!r} is not a SHA-256 digest"
         else:
@@ -143,7 +147,7 @@ class Reference:
         """
         if not _TAG.fullmatch(tag):
             raise ForgeError(
-                f"{tag!r} cannot be a tag",
+                f"{_shown(tag)!r} cannot be a tag",
                 expected="up to 128 letters, digits, - . _, the first none of - and .",
                 mend="choose another --tag",
             )
@@ -559,7 +563,7 @@ class Registry:
         doing = f"taking {digest[:19]}… from {ref.repository}"
         if absent and self._program():
             source = f"docker://{ref.at_digest(digest)}"
-            self._copy(doing, ref, source, "oci:.", folder=layout, total=total)
+            self._copy(doing, ref, [source, "oci:."], layout, absent)
         else:
             with self.progress.step(doing, total) if absent else contextlib.nullcontext():
                 for blob in absent:
@@ -679,14 +683,14 @@ class Registry:
         absent: Sequence[oci.Blob],
     ) -> None:
         """Copy one image of a layout to its digest in a repository."""
-        total = sum(blob.size for blob in absent)
         at = ref.at_digest(image.manifest.digest)
         if self._program():
             with _alone(layout, image) as staged:
-                self._copy(doing, ref, "oci:.", f"docker://{at}", folder=staged, total=total)
+                blobs = [image.manifest, *absent]
+                self._copy(doing, ref, ["oci:.", f"docker://{at}"], staged, blobs)
             return
         client = self._client(ref)
-        with self.progress.step(doing, total):
+        with self.progress.step(doing, sum(blob.size for blob in absent)):
             for blob in absent:
                 path, told = blob.path(layout), self.progress.advance
                 send = functools.partial(client.put_blob, blob.digest, path, told)
@@ -694,17 +698,27 @@ class Registry:
         self.put(at, image.manifest.path(layout).read_bytes(), image.manifest.media_type)
 
     def _copy(
-        self, doing: str, ref: Reference, source: str, target: str, *, folder: Path, total: int
+        self,
+        doing: str,
+        ref: Reference,
+        ends: Sequence[str],
+        folder: Path,
+        blobs: Sequence[oci.Blob],
     ) -> None:
         """Let skopeo copy one image, between a registry and the layout that is the folder."""
         skopeo = self._program()
         client = self._client(ref)
-        side = "src" if source.startswith("docker:") else "dest"
+        side = "src" if ends[0].startswith("docker:") else "dest"
+        total = sum(blob.size for blob in blobs)
+        # it looks at a digest when all has come, and a registry may send without end
+        largest = max(blob.size for blob in blobs) + _SLACK
+        bounded = ["sh", "-c", 'ulimit -f "$0"; exec "$@"', str(largest // 512)]
 
         def once() -> None:
             with self._words(client, side) as (words, env):
+                copy = [skopeo, *words[0], "copy", "--preserve-digests", *words[1], *ends]
                 done = run(
-                    [skopeo, *words[0], "copy", "--preserve-digests", *words[1], source, target],
+                    [*bounded, *copy],
                     timeout=_COPY_S + total / _SLOWEST,
                     env=env,
                     cwd=folder,
@@ -930,6 +944,8 @@ def _image(data: bytes, kind: str, ref: Reference, digest: str) -> list[oci.Blob
                 mend=f"name one of them: {' or '.join(ours) or 'there is none for amd64'}",
             )
         entries = (body["config"], *body["layers"])
+        if len(entries) - 1 > _MOST_LAYERS:
+            raise ValueError(f"it has {len(entries) - 1:,} layers")
         found = [oci.descriptor(entry) for entry in entries]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForgeError(
@@ -980,6 +996,8 @@ def explain(done: Completed, ref: Reference, *, known: bool) -> Exception:
         return distribution.full(ref.host, why)
     if re.search(r"unauthorized|authentication required|denied|\b40[13]\b", low):
         return distribution.refused(ref.host, ref.name, why, known=known)
+    if "file too large" in low:
+        return distribution.too_much(str(ref))
     if "no space left on device" in low:
         return ForgeError(
             f"the disk is full: {why}",

@@ -28,6 +28,9 @@ from registry_support import (
     small_image,
     write_authfile,
 )
+from tpuforge.console import Progress
+from tpuforge.errors import Exit, ForgeError
+from tpuforge.registry import Reference, Registry
 
 PUSH, PULL = "tpuforge.images.push", "tpuforge.images.pull"
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -229,6 +232,23 @@ def test_a_registry_that_lies_about_a_manifest_or_a_blob(
     liar.after = lambda method, path, body: body
     honest = verb(PULL, f"{liar.address}/x/y@{digest}")
     assert honest.returncode == 0, said(honest)
+
+
+def test_skopeo_writes_no_more_than_the_manifest_names(
+    out: Path, plain: RealRegistry, liar: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = small_image(out)
+    pushed(f"{plain.address}/x/y")
+    # the rest is skopeo's own files
+    monkeypatch.setattr("tpuforge.registry._SLACK", 1 << 20)
+    liar.after = lambda method, path, body: (
+        body + b"x" * (4 << 20) if b"file0" in body and "/blobs/" in path else body
+    )
+    with Progress("tests", quiet=True) as progress:
+        ref = Reference.parse(f"{liar.address}/x/y@{digest}")
+        with pytest.raises(ForgeError, match="gave more than the manifest names") as caught:
+            Registry(progress, tries=2).copy_out(ref, out / "taken")
+    assert caught.value.exit_code == Exit.FAULT
 
 
 def test_a_registry_that_keeps_other_bytes_is_found_by_reading_back(
