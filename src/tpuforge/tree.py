@@ -90,6 +90,26 @@ def images(folder: Path) -> dict[str, Image]:
     return found
 
 
+def image(folder: Path, name: str) -> Image:
+    """One image of the tree.
+
+    Args:
+        folder: With ``docker-bake.hcl``.
+        name: Its name, as a person gave it.
+
+    Raises:
+        ForgeError: If there is none of that name.
+    """
+    declared = images(folder)
+    if name not in declared:
+        raise ForgeError(
+            f"there is no image {name!r}",
+            expected=f"one of {', '.join(declared)}",
+            mend="name one of them; docs/images.md says how to add one",
+        )
+    return declared[name]
+
+
 def budget(labels: Mapping[str, str], what: str) -> int:
     """A size budget, in bytes.
 

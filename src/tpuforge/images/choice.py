@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from tpuforge import tree
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import bare, builder, context, simulation
@@ -19,7 +20,6 @@ from tpuforge.images.overlay import Wheel
 from tpuforge.paths import out_dir
 from tpuforge.pins import Pins
 from tpuforge.tree import Image
-from tpuforge.tree import images as read_tree
 
 ONE_FOR_ALL = (builder.NAME, simulation.NAME)
 """Images that are the same for every Python."""
@@ -68,7 +68,7 @@ def members(pins: Pins) -> Iterator[Member]:
     Yields:
         In the order of the tree, older Pythons first.
     """
-    for image in read_tree(context.IMAGES).values():
+    for image in tree.images(context.IMAGES).values():
         if image.name in ONE_FOR_ALL:
             yield Member(image, "")
             continue
@@ -136,13 +136,7 @@ def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) 
     """
     python = options.python or pins.default_python
     image = options.image or pins.default_image
-    declared = read_tree(context.IMAGES)
-    if image not in declared:
-        raise ForgeError(
-            f"there is no image {image!r}",
-            expected=f"one of {', '.join(declared)}",
-            mend="see images/docker-bake.hcl; docs/images.md says how to add one",
-        )
+    declared = tree.image(context.IMAGES, image)
     if image in ONE_FOR_ALL:
         if options.python or options.flavour or wheel is not None:
             raise ForgeError(
@@ -165,7 +159,7 @@ def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) 
         )
     if image == bare.NAME:
         return bare.target(pins, python)
-    own = declared[image].flavour
+    own = declared.flavour
     if own and options.flavour not in (None, own):
         raise ForgeError(
             f"the image {image} is made from the flavour {own}, not from {options.flavour}",
@@ -187,7 +181,7 @@ def choose(options: argparse.Namespace, pins: Pins, wheel: Wheel | None = None) 
 
 def images() -> list[str]:
     """The images that ``images/docker-bake.hcl`` declares."""
-    return sorted(read_tree(context.IMAGES))
+    return sorted(tree.images(context.IMAGES))
 
 
 def recipe(target: Target) -> Recipe:

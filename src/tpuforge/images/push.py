@@ -86,14 +86,17 @@ def choose(options: argparse.Namespace) -> list[str]:
         return found
     pins = load()
     image = options.image or pins.default_image
-    python = options.python or pins.default_python
+    python = pins.python(options.python)
     slugs = [f"{image}-py{python.replace('.', '')}", *([] if options.python else [image])]
     for slug in slugs:
         if _SLUG.fullmatch(slug) and (out_dir() / "images" / slug / "image.json").is_file():
             return [slug]
     words = f" --image {image}" if options.image else ""
     words += f" --python {options.python}" if options.python else ""
-    raise _none(f"the image {slugs[0]} is not baked here", f"./forge bake{words}")
+    raise _none(
+        f"the image {slugs[0]} is not baked here",
+        f"./forge bake{words}; what is baked here: ./forge images",
+    )
 
 
 def _none(found: str, mend: str) -> ForgeError:

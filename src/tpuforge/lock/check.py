@@ -20,6 +20,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tpuforge import tree
 from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import provenance
@@ -50,6 +51,7 @@ from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep, workspace
 from tpuforge.lock.sources import UnreachableError, read_source
 from tpuforge.lockfile import Locked, read_lock, read_text
 from tpuforge.paths import (
+    ROOT,
     exclusive,
     out_dir,
     read_json,
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments.add_argument("--python", metavar="X.Y", help="for this Python; or all")
     arguments.add_argument(
-        "--image", metavar="NAME", help="changes nothing here; ./forge hands it to every verb"
+        "--image", metavar="NAME", help="only looked up here: ./forge gives it to each of its verbs"
     )
     arguments.add_argument(
         "--again", action="store_true", help="prove freshness anew even where a stamp proves it"
@@ -129,6 +131,9 @@ def _check(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 def _judge_all(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
+    if options.image:
+        # what the verbs after this one refuse is refused at once
+        tree.image(ROOT / "images", options.image)
     chosen = _chosen(pins, options.flavour, options.python)
     faults: list[Fault] = []
     everything = list(dict.fromkeys([*chosen, *existing(pins)]))

@@ -87,13 +87,16 @@ def slug_of(options: argparse.Namespace, pins: Pins) -> str:
     Args:
         options: With ``image`` and ``python``; each None for the pins' default.
         pins: The pins.
+
+    Raises:
+        ForgeError: If it can be none, or there is no such Python.
     """
     image = named(options.image or pins.default_image)
     whole = out_dir() / "images" / image
     # the builder and the simulator are the same for every Python
     if not options.python and (whole / "image.json").is_file():
         return str(image)
-    return named(f"{image}-py{(options.python or pins.default_python).replace('.', '')}")
+    return named(f"{image}-py{pins.python(options.python).replace('.', '')}")
 
 
 def named(slug: str) -> str:
@@ -152,7 +155,8 @@ def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
         raise ForgeError(
             f"{one.slug} was baked from the flavour {one.record['flavour']}",
             expected=f"the flavour {options.flavour}",
-            mend=f"./forge bake --image {one.record['image']} --flavour {options.flavour}",
+            mend="leave --flavour out, or: "
+            f"./forge bake --image {one.record['image']} --flavour {options.flavour}",
         )
     return [one]
 
@@ -171,12 +175,19 @@ def load(slug: str) -> Baked:
     more = f" --python {python[0]}.{python[1:]}" if python else ""
     mend = f"./forge bake --image {name}{more}"
     record = read_record(folder / "image.json", SCHEMA, _FORM)
+    if record is None and (folder / "image.json").exists():
+        raise ForgeError(
+            f"{folder / 'image.json'} is damaged",
+            expected=f"a record of the schema {SCHEMA}",
+            mend=mend,
+            exit_code=Exit.FAULT,
+        )
     if record is None:
         others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))
         raise ForgeError(
             f"there is no finished image {slug}",
             expected=f"one of those that are baked here: {others or 'none'}",
-            mend=mend,
+            mend=f"name one of them, or {mend}" if others else mend,
         )
     image = oci.read_image(folder / "oci")
     if image.manifest.digest != record["manifest_digest"]:

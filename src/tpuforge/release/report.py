@@ -194,7 +194,7 @@ def read_image(folder: Path, slug: str, flavour: str | None) -> dict[str, Any]:
         raise ForgeError(
             f"{slug} was baked from the flavour {record.get('flavour')}",
             expected=f"the flavour {flavour}",
-            mend=f"./forge bake --flavour {flavour}",
+            mend=f"leave --flavour out, or: ./forge bake --flavour {flavour}",
         )
     return dict(record)
 

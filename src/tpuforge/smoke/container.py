@@ -272,7 +272,7 @@ def baked(options: argparse.Namespace) -> Subject:
         raise ForgeError(
             f"{name} was baked from the flavour {flavour}",
             expected=f"the flavour {options.flavour}",
-            mend=f"{mend} --flavour {options.flavour}",
+            mend=f"leave --flavour out, or: {mend} --flavour {options.flavour}",
         )
     return Subject(name, reference, digests, folder / "oci", suite, record["python"])
 

@@ -1,0 +1,113 @@
+"""What every verb does with a command line that is wrong: one message, exit code 2, and a mend."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smoke_host_support as support
+from tpuforge.paths import ROOT
+
+SOURCE = ROOT / "src" / "tpuforge"
+
+
+def modules() -> dict[str, str]:
+    """The module of each verb, as noxfile.py runs it."""
+    found = {}
+    for node in ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            call = next(part for part in ast.walk(node) if isinstance(part, ast.Call))
+            found[node.name] = str(ast.literal_eval(call.args[1]))
+    return found
+
+
+MODULES = modules()
+WITH_JSON = sorted(MODULES.keys() - {"tests"})
+NEEDED = {"push": ["--to", "registry.invalid/name"], "model": [f"{__file__}:build"]}
+"""What a verb has to be given before it looks at anything else."""
+
+
+def main(verb: str) -> Callable[[Sequence[str]], int]:
+    return importlib.import_module(MODULES[verb]).main  # type: ignore[no-any-return]
+
+
+def parser(verb: str, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    """The verb's parser, caught on its way."""
+    caught: list[argparse.ArgumentParser] = []
+    module = importlib.import_module(MODULES[verb])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "run_verb", lambda _, made, *__, **___: caught.append(made) or 0)
+        module.main([])
+    return caught[0]
+
+
+@pytest.fixture(autouse=True)
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+    # nothing here may need an engine, so none is to be found
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    return tmp_path / "out"
+
+
+def refused(verb: str, words: Sequence[str], capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Run a verb that is to refuse its arguments, and hold its two ways of saying so together."""
+    assert main(verb)(words) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert main(verb)([*words, "--json"]) == 2
+    told = capfd.readouterr()
+    record: dict[str, Any] = json.loads(told.out)
+    error: dict[str, Any] = record["error"]
+    assert record["verb"] == verb
+    assert record["status"] == "failed"
+    assert record["exit_code"] == error["exit_code"] == 2
+    assert error["found"] and error["expected"] and error["mend"]
+    for err in (shown.err, told.err):
+        assert f"{verb}: {error['found']}" in err
+        assert f"  mend:     {error['mend']}" in err
+        assert "Traceback" not in err
+    return error
+
+
+@pytest.mark.parametrize("verb", WITH_JSON)
+def test_an_option_that_does_not_exist(
+    verb: str, out: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(verb, [*NEEDED.get(verb, []), "--no-such-option"], capfd)
+    assert "--no-such-option" in error["found"] or "required" in error["found"]
+    assert error["expected"].startswith(f"./forge {verb} ")
+    assert error["mend"] == f"./forge {verb} --help"
+    # nothing was begun: what the run before this one left is not touched
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("verb", WITH_JSON)
+def test_an_option_without_its_value(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for action in parser(verb, monkeypatch)._actions:
+        if action.option_strings and action.nargs in (None, "+"):
+            error = refused(verb, [*NEEDED.get(verb, []), action.option_strings[-1]], capfd)
+            assert "expected" in error["found"]
+            assert error["mend"] == f"./forge {verb} --help"
+
+
+@pytest.mark.parametrize("verb", WITH_JSON)
+def test_an_image_a_python_or_a_flavour_that_does_not_exist(
+    verb: str, out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if "image-ref" in str(parser(verb, monkeypatch).format_help()) or verb == "report":
+        support.fill(out)
+    options = parser(verb, monkeypatch)._option_string_actions
+    for option, value in (("--image", "nonsense"), ("--python", "9.9"), ("--flavour", "nonsense")):
+        if option in options:
+            error = refused(verb, [*NEEDED.get(verb, []), option, value], capfd)
+            unbaked = option == "--flavour" and "no finished image" in error["found"]
+            assert unbaked or value in f"{error['found']}, {error['expected']}"
