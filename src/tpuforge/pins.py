@@ -244,6 +244,11 @@ class Pins:
     upstream: Upstream
 
     @property
+    def glibc(self) -> str:
+        """The newest glibc that a wheel may ask for, such as ``2.31``."""
+        return ".".join(self.platform.split("_")[1:3])
+
+    @property
     def cpu_builds(self) -> Mapping[str, CpuBuild]:
         """The packages that are taken as CPU builds from the PyTorch index, by canonical name."""
         return {"torch": self.torch, "torchvision": self.torchvision}

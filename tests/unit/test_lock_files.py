@@ -14,6 +14,7 @@ from tpuforge.lock import inputs
 from tpuforge.lock.names import is_cuda
 from tpuforge.lockfile import Locked, content_digest, read_digests, read_lock
 from tpuforge.pins import load
+from tpuforge.target import platforms
 
 SHA = "0123456789abcdef" * 4
 GOOD = f"alpha==1.0 \\\n    --hash=sha256:{SHA}\n"
@@ -126,7 +127,7 @@ def test_cuda_is_known_by_name() -> None:
 
 
 def test_platforms_are_best_first_and_no_newer_than_the_pins() -> None:
-    tags = inputs.platforms(load())
+    tags = platforms(load().glibc)
     assert tags[:2] == ["manylinux_2_31_x86_64", "manylinux_2_30_x86_64"]
     assert tags[tags.index("manylinux_2_17_x86_64") + 1] == "manylinux2014_x86_64"
     assert tags[-2:] == ["manylinux_2_5_x86_64", "manylinux1_x86_64"]

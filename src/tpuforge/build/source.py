@@ -293,11 +293,10 @@ def _needs(this: _Run, source: Path | None) -> preflight.Needs:
         hosts |= _host(named.value, "upstream's public cache") if named else {}
     hosts |= _host(plan.remote.url, f"the remote {plan.remote.kind}")
     hosts |= _host(options.bazel_url or "", "Bazel")
-    glibc = ".".join(pins.platform.split("_")[1:3])
     return preflight.Needs(
         work=plan.work,
         machine=pins.upstream.machine,
-        glibc=None if this.where == "container" else glibc,
+        glibc=None if this.where == "container" else pins.glibc,
         git=git,
         hosts=hosts,
         helpful=helpful,

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.tags import Tag
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from tpuforge import pins as pins_module
@@ -43,6 +43,7 @@ from tpuforge.download import RefusedError, UnreachableError, Web, WrongBytesErr
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import read_digests, read_lock
 from tpuforge.paths import ROOT, exclusive, out_dir, sha256_file
+from tpuforge.target import fitting
 from tpuforge.verb import Outcome, parser, run_verb
 
 VERB = "fetch_wheel"
@@ -54,8 +55,6 @@ _CHUNK = 1 << 20
 _COMPANIONS = ("smoke", "simulator")
 # an image's pip comes from its wheel too, and the tools' lock is where pip is locked
 _INSTALLER = ("tools", "pip")
-# PEP 600 and the names it replaced: glibc 2.N to the older tag of the same meaning
-_OLD_TAGS = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 @dataclass(frozen=True)
@@ -193,30 +192,6 @@ def wanted_wheels(folder: Path, flavour: str, python: str) -> list[Wanted]:
                 package.name, package.version, package.sha256, files.get(package.sha256), locks
             )
     return list(found.values())
-
-
-def fitting_tags(python: str, platform: str) -> frozenset[Tag]:
-    """The wheel tags that a Python of the target platform installs.
-
-    Args:
-        python: ``X.Y``.
-        platform: The newest tag that counts, such as ``manylinux_2_31_x86_64``.
-
-    Returns:
-        Its tags, with those of every older glibc.
-    """
-    _, major, minor, machine = platform.split("_", 3)
-    platforms = []
-    for glibc in range(int(minor), 4, -1):
-        platforms.append(f"manylinux_{major}_{glibc}_{machine}")
-        if glibc in _OLD_TAGS:
-            platforms.append(f"{_OLD_TAGS[glibc]}_{machine}")
-    platforms.append(f"linux_{machine}")
-    version = tuple(int(part) for part in python.split("."))
-    interpreter = f"cp{python.replace('.', '')}"
-    return frozenset(cpython_tags(version, platforms=platforms)) | frozenset(
-        compatible_tags(version, interpreter, platforms)
-    )
 
 
 class _Filling:
@@ -419,7 +394,7 @@ def fetch(options: argparse.Namespace, progress: Progress) -> Outcome:
         python=python,
         flavour=flavour,
         wheels=wheels,
-        tags=fitting_tags(python, pins.platform),
+        tags=fitting(python, pins.glibc),
         torch=next((one.version for one in named if one.name == "torch"), pins.torch.full),
         torch_tpu=pins.torch_tpu,
     )

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import Tag, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -28,6 +27,7 @@ from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, content_digest
 from tpuforge.paths import read_json, sha256_file, user_path
+from tpuforge.target import environment, fitting
 
 NAME = "torch-tpu"
 _AUDIT = "tpuforge.audit/1"
@@ -35,8 +35,6 @@ _COMMIT = "torch_tpu/include/XLA_COMMIT"
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 _TEXT_MOST = 4 << 20
 _HEX40 = re.compile(r"[0-9a-f]{40}")
-# names from before the glibc's version stood in a tag (PEP 600)
-_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ def check_fit(wheel: Wheel, python: str, glibc: str, lock: Sequence[Locked], nam
     """
     wrong: list[str] = []
     tags = parse_wheel_filename(wheel.file)[3]
-    if not tags & _accepted(python, glibc):
+    if not tags & fitting(python, glibc):
         shown = ", ".join(sorted(map(str, tags)))
         wrong.append(f"it is for {shown}, the image has Python {python} and glibc {glibc}")
     try:
@@ -222,34 +220,9 @@ def check_fit(wheel: Wheel, python: str, glibc: str, lock: Sequence[Locked], nam
         )
 
 
-def _accepted(python: str, glibc: str) -> set[Tag]:
-    """The tags that a Python accepts on x86-64 with some glibc."""
-    major, minor = (int(part) for part in python.split("."))
-    newest = int(glibc.partition(".")[2])
-    platforms: list[str] = []
-    for number in range(newest, 4, -1):
-        platforms.append(f"manylinux_2_{number}_x86_64")
-        platforms += [f"{_LEGACY[number]}_x86_64"] if number in _LEGACY else []
-    return set(
-        cpython_tags(
-            (major, minor), [f"cp{major}{minor}"], [*platforms, "linux_x86_64"], warn=False
-        )
-    )
-
-
 def _unmet(requires: Iterable[str], python: str, locked: dict[str, str]) -> list[str]:
     """The requirements that a lock does not meet, one line each."""
-    here = {
-        "implementation_name": "cpython",
-        "os_name": "posix",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
-        "sys_platform": "linux",
-        "extra": "",
-    }
+    here = {**environment(python), "extra": ""}
     wrong = []
     for line in requires:
         try:

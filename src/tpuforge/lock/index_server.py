@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import importlib
+import itertools
 import json
 import sys
 import tempfile
@@ -32,9 +33,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urljoin
 
-from packaging.tags import compatible_tags, cpython_tags
-
 from tpuforge.paths import write_atomic
+from tpuforge.target import tags
 
 KIND = "application/vnd.pypi.simple.v1+json"
 _WORKERS = 8
@@ -57,41 +57,18 @@ class BadAnswerError(Exception):
         self.what = what
 
 
-def accepted(python: str, platforms: Sequence[str]) -> dict[str, int]:
-    """The wheel tags of a target and the place of each, best first.
-
-    Args:
-        python: ``X.Y``, a CPython.
-        platforms: Platform tags, best first.
-    """
-    major, minor = (int(part) for part in python.split("."))
-    own = f"cp{major}{minor}"
-    tags = [
-        *cpython_tags((major, minor), [own], platforms),
-        *compatible_tags((major, minor), own, platforms),
-    ]
-    return {str(tag): place for place, tag in reversed(list(enumerate(tags)))}
-
-
-def rank(file: str, tags: Mapping[str, int]) -> int | None:
+def rank(file: str, places: Mapping[str, int]) -> int | None:
     """The place of a wheel's best tag; None for a file that the target cannot take.
 
     Args:
         file: A file name.
-        tags: From :func:`accepted`.
+        places: Tag to its place, 0 the best.
     """
     parts = file.removesuffix(".whl").split("-")
     if not file.endswith(".whl") or len(parts) not in (5, 6):
         return None
-    pythons, abis, places = (part.split(".") for part in parts[-3:])
-    found = [
-        tags[tag]
-        for python in pythons
-        for abi in abis
-        for place in places
-        if (tag := f"{python}-{abi}-{place}") in tags
-    ]
-    return min(found, default=None)
+    named = ("-".join(one) for one in itertools.product(*(part.split(".") for part in parts[-3:])))
+    return min((places[tag] for tag in named if tag in places), default=None)
 
 
 class Upstream:
@@ -137,7 +114,9 @@ class Upstream:
 
     def _show(self, name: str, python: str, entries: Sequence[Mapping[str, Any]]) -> bytes:
         if python not in self._tags:
-            self._tags[python] = accepted(python, self._platforms)
+            found = reversed(list(enumerate(tags(python, self._platforms))))
+            # the best place of a tag that stands there twice
+            self._tags[python] = {str(tag): place for place, tag in found}
         until = self._later.get(name, self._cutoff)
         files = []
         for entry in entries:

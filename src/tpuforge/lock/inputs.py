@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
@@ -24,6 +23,7 @@ from tpuforge.lock.names import LOCK_DIR, is_cuda, load_names
 from tpuforge.lockfile import Locked, content_digest, read_digests, read_lock
 from tpuforge.paths import out_dir, sha256_file, sha256_text
 from tpuforge.pins import Pins
+from tpuforge.target import environment, platforms
 
 CPU_DIGESTS = LOCK_DIR / "torch-cpu.sha256"
 _FORMAT = "tpuforge.lock/1"
@@ -32,7 +32,6 @@ _HEAD = re.compile(r"# (?P<what>inputs|content) sha256:(?P<digest>[0-9a-f]{64})"
 # nothing else of a machine may decide what is asked for
 _PYTHON = r'python_version (==|!=|<|<=|>|>=) "3\.\d{1,2}"'
 _MARKER = re.compile(rf"{_PYTHON}( (and|or) {_PYTHON})*")
-_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _FIELDS = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra")
 
 
@@ -249,23 +248,6 @@ def _text(path: Path) -> str:
     )
 
 
-def platforms(pins: Pins) -> list[str]:
-    """Every platform tag that the target accepts, best first.
-
-    Source: PEP 600 (``manylinux_2_N``) and its three older names.
-
-    Args:
-        pins: The pins; ``resolver.platform`` is the newest glibc that may be asked for.
-    """
-    newest = int(pins.platform.split("_")[2])
-    tags = []
-    for minor in range(newest, 4, -1):
-        tags.append(f"manylinux_2_{minor}_x86_64")
-        if minor in _LEGACY:
-            tags.append(f"{_LEGACY[minor]}_x86_64")
-    return tags
-
-
 @dataclass(frozen=True)
 class CpuWheel:
     """The CPU build of a package for one Python.
@@ -308,7 +290,7 @@ def cpu_wheels(pins: Pins, python: str) -> dict[str, CpuWheel]:
         ForgeError: If the metadata is missing, or of another version.
     """
     tag = f"cp{python.replace('.', '')}"
-    accepted = set(platforms(pins))
+    accepted = set(platforms(pins.glibc))
     found: dict[str, CpuWheel] = {}
     for file, digest in read_digests(CPU_DIGESTS).items():
         try:
@@ -536,18 +518,7 @@ def holds(requirement: Requirement, python: str, extras: Iterable[str] = ()) -> 
         python: ``X.Y`` of the target, a Linux on x86-64.
         extras: The extras that are asked for.
     """
-    environment = {
-        **{key: str(value) for key, value in default_environment().items()},
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "os_name": "posix",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": "x86_64",
-    }
-    marker = requirement.marker
+    marker, here = requirement.marker, environment(python)
     if marker is None:
         return True
-    return any(marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras))
+    return any(marker.evaluate({**here, "extra": extra}) for extra in ("", *extras))

@@ -44,7 +44,6 @@ from tpuforge.lock.inputs import (
     lock_path,
     metadata_fields,
     needs,
-    platforms,
     requirements,
     write_standin,
 )
@@ -56,6 +55,7 @@ from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import home, out_dir, sha256_text
 from tpuforge.pins import Pins
 from tpuforge.process import Completed, run
+from tpuforge.target import platforms
 
 WAYS = ("auto", "pip-tools", "uv")
 _making = threading.Lock()
@@ -263,7 +263,7 @@ class Job:
     def tags(self) -> list[str]:
         """Describe the target to pip, without a cutoff."""
         words = ["--only-binary=:all:", f"--python-version={self.python}", "--implementation=cp"]
-        return [*words, *(f"--platform={tag}" for tag in platforms(self.pins))]
+        return [*words, *(f"--platform={tag}" for tag in platforms(self.pins.glibc))]
 
 
 @contextmanager
@@ -290,7 +290,7 @@ def view_of(
         home_python(),
         cutoff=pins.cutoff.isoformat(),
         later=later,
-        platforms=platforms(pins),
+        platforms=platforms(pins.glibc),
         expect=set(expect),
         first=first,
     ) as view:
@@ -513,16 +513,12 @@ def _uv(job: Job, home: Path, work: Path) -> dict[str, str]:
     out = work / "versions"
     words: list[str | Path] = [home, "-m", "uv", "pip", "compile", "--quiet", "--no-config"]
     words += ["--strip-extras", "--no-header", "--no-annotate", "--only-binary", ":all:"]
-    words += ["--python-version", job.python, "--python-platform", f"x86_64-{_glibc(job.pins)}"]
+    words += ["--python-version", job.python]
+    words += ["--python-platform", f"x86_64-{job.pins.platform.removesuffix('_x86_64')}"]
     words += ["--no-python-downloads", "--find-links", work / "standins"]
     words += ["--constraints", work / "constraints"]
     done = job.run([*words, "--output-file", out, work / "in"], work)
     return _versions(job, done, out, "uv")
-
-
-def _glibc(pins: Pins) -> str:
-    """The pins' platform as uv names it: ``manylinux_2_31``."""
-    return pins.platform.removesuffix("_x86_64")
 
 
 def _versions(job: Job, done: Completed, out: Path, resolver: str) -> dict[str, str]:
