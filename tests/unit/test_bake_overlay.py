@@ -328,16 +328,17 @@ def test_the_verb_refuses_before_it_looks_for_an_engine(tmp_path: Path) -> None:
     done = verb("tpuforge.images.bake", "--wheel", str(path), **there)
     assert done.returncode == 1, done.stderr
     assert f"{path.name} does not go with runtime-py311.txt" in done.stderr
+    (tmp_path / "torch_tpu.whl").touch()
     done = verb("tpuforge.images.bake", "--wheel", str(tmp_path / "torch_tpu.whl"), **there)
     assert done.returncode == 1
     assert "its name is not that of a wheel" in done.stderr
     done = verb("tpuforge.images.bake", "--unaudited", **there)
     assert done.returncode == 2
     assert "--unaudited says nothing without --wheel" in done.stderr
-    missing = tmp_path / f"torch_tpu-9-{TAGS}.whl"
-    done = verb("tpuforge.images.bake", "--wheel", str(missing), **there)
-    assert done.returncode == 2
-    assert "No such file" in done.stderr
+    for missing in (tmp_path / f"torch_tpu-9-{TAGS}.whl", tmp_path / "none.whl"):
+        done = verb("tpuforge.images.bake", "--wheel", str(missing), **there)
+        assert done.returncode == 2
+        assert "No such file" in done.stderr
     assert not (tmp_path / "out" / "images").exists()
 
 

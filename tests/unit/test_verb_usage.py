@@ -111,3 +111,34 @@ def test_an_image_a_python_or_a_flavour_that_does_not_exist(
             error = refused(verb, [*NEEDED.get(verb, []), option, value], capfd)
             unbaked = option == "--flavour" and "no finished image" in error["found"]
             assert unbaked or value in f"{error['found']}, {error['expected']}"
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("audit_wheel", ["no/x.whl"]),
+        ("bake", ["--wheel", "no/x.whl"]),
+        ("bake", ["--base", "nonsense"]),
+        ("base", ["--suite", "nonsense"]),
+        ("bench", ["--samples", "0"]),
+        ("build_wheel", ["--source", "no"]),
+        ("export", ["--form", "nonsense"]),
+        ("fetch_wheel", ["--offline", "--source", "no"]),
+        ("lock", ["--upgrade", "nonsense"]),
+        ("model", ["no.py:build"]),
+        ("model", ["--config", "no"]),
+        ("operators", ["--compare", "no"]),
+        ("pull", ["nonsense"]),
+        ("pull", [f"localhost:9/x@sha256:{'0' * 64}", "--ca", "no"]),
+        ("reproduce", ["--times", "0"]),
+        ("reproduce", ["--against", "nonsense"]),
+        ("scan", ["--accepted", "no"]),
+        ("smoke", ["--tier", "nonsense"]),
+        ("smoke", ["--jobs", "0"]),
+        ("verify", ["nonsense"]),
+    ],
+)
+def test_a_value_that_names_nothing(
+    verb: str, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused(verb, words, capfd)

@@ -91,6 +91,11 @@ def read_wheel(path: Path, progress: Progress, *, unaudited: bool) -> Wheel:
     """
     path = user_path(path)
     try:
+        # a path to nothing first: that is no fault of a wheel, whatever its name
+        path.lstat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
         name, version, _, _ = parse_wheel_filename(path.name)
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise _not_one(path, f"its name is not that of a wheel: {error}") from error
@@ -111,11 +116,7 @@ def read_wheel(path: Path, progress: Progress, *, unaudited: bool) -> Wheel:
     except OSError as error:
         if is_damage(error):
             raise _not_one(path, f"it is not a zip archive that can be read: {error}") from error
-        raise ForgeError(
-            f"{path} cannot be read: {error.strerror or error}",
-            expected="the torch_tpu wheel that the image is to hold",
-            mend="name a file: ls out/wheels/*.whl",
-        ) from error
+        raise _unreadable(path, error) from error
     except BAD_ARCHIVE as error:
         raise _not_one(path, f"it is not a zip archive that can be read: {error}") from error
     fields = HeaderParser().parsestr(text)
@@ -142,6 +143,14 @@ def _same(text: str, version: Version) -> bool:
         return Version(text) == version
     except InvalidVersion:
         return False
+
+
+def _unreadable(path: Path, error: OSError) -> ForgeError:
+    return ForgeError(
+        f"{path} cannot be read: {error.strerror or error}",
+        expected="the torch_tpu wheel that the image is to hold",
+        mend="name a file: ls out/wheels/*.whl",
+    )
 
 
 def _not_one(path: Path, why: str) -> ForgeError:

@@ -127,7 +127,7 @@ def read_accepted(path: Path) -> list[Accepted]:
         path: A TOML file.
 
     Raises:
-        ForgeError: If it is missing, or an entry lacks a reason or a last day; exit code 1.
+        ForgeError: If it cannot be read (exit code 2), or an entry has no reason or last day (1).
     """
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ def read_accepted(path: Path) -> list[Accepted]:
             f"{path.name}: {error}",
             expected="entries with id, package, reason and until, a day such as 2027-01-31",
             mend=f"mend {path}; docs/scan.md has its form",
-            exit_code=Exit.FAULT,
+            exit_code=Exit.CANNOT if isinstance(error, OSError) else Exit.FAULT,
         ) from error
 
 

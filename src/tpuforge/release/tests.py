@@ -14,6 +14,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tpuforge.console import print_error
+from tpuforge.errors import ForgeError
 from tpuforge.paths import ROOT
 
 RINGS = ("unit", "engine", "faults")
@@ -34,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Rings or paths, then options of pytest; the three rings if none is named.
 
     Returns:
-        0 for ``--help``. Otherwise pytest takes the process over, so that its output, its signals
-        and its exit code are its own.
+        0 for ``--help``, 2 for a ring or a path that is not there. Otherwise pytest takes the
+        process over, so that its output, its signals and its exit code are its own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if "--help" in words or "-h" in words:
@@ -45,6 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = words[len(places) :]
     rings = RINGS + NAMED_ONLY
     tests = [f"tests/{place}" if place in rings else place for place in places or RINGS]
+    absent = [place for place in tests if not (ROOT / place.partition("::")[0]).exists()]
+    if absent:
+        failure = ForgeError(
+            f"there is no ring and no file {absent[0].removeprefix('tests/')}",
+            expected=f"{', '.join(rings)}, or a path in this checkout",
+            mend="./forge tests --help",
+        )
+        print_error("tests", failure)
+        return failure.exit_code
     # the remote ring has one set of services for all its tests
     alone = any(word.startswith(_ONE_AT_A_TIME) for word in options) or "tests/remote" in tests
     workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
