@@ -92,7 +92,7 @@ def export(session: nox.Session) -> None:
 
 @nox.session
 def fetch_wheel(session: nox.Session) -> None:
-    """Fill the wheelhouse with the wheels that the lock names."""
+    """Fetch the wheels that the lock names, each by its digest."""
     run(session, "tpuforge.build.wheelhouse")
 
 
@@ -122,19 +122,19 @@ def base(session: nox.Session) -> None:
 
 @nox.session
 def bake(session: nox.Session) -> None:
-    """Bake an image from the wheelhouse, offline."""
+    """Bake an image from the fetched wheels, offline."""
     run(session, "tpuforge.images.bake")
 
 
 @nox.session
 def reproduce(session: nox.Session) -> None:
-    """Bake twice from nothing and compare the digests."""
+    """Bake again and again from nothing, and compare the digests."""
     run(session, "tpuforge.images.reproduce")
 
 
 @nox.session
 def images(session: nox.Session) -> None:
-    """Show the set of images: what is baked, and what cannot be had here and why."""
+    """Show the set of images: what is baked here, and why the rest is not."""
     run(session, "tpuforge.images.catalogue")
 
 
@@ -218,5 +218,5 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run this project's own tests: unit, engine and faults, or the rings named after --."""
+    """Run this project's own tests: unit, engine and faults, or those that are named."""
     run(session, "tpuforge.release.tests")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -87,6 +88,17 @@ def test_verbs_and_nox_options_reach_nox(checkout: Path) -> None:
     assert forge(checkout, "--python-module", "x.y", "-z").stdout == "-P|-m|x.y|-z|"
 
 
+def test_a_verb_speaks_for_itself_and_nox_only_of_its_own_trouble() -> None:
+    done = forge(ROOT, "images", "--nonsense", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["exit_code"] == 2
+    assert done.stderr.startswith("images: unrecognized arguments: --nonsense\n")
+    assert "nox" not in done.stderr
+    done = forge(ROOT, "-s", "nonsense")
+    assert done.returncode != 0
+    assert "nox > Sessions not found: nonsense" in done.stderr
+
+
 def test_a_misspelt_verb_is_named_with_the_nearest(checkout: Path) -> None:
     done = forge(checkout, "smok")
     assert done.returncode == 2
@@ -94,10 +106,19 @@ def test_a_misspelt_verb_is_named_with_the_nearest(checkout: Path) -> None:
     assert "./forge smoke" in done.stderr
 
 
-def test_help_lists_the_verbs(checkout: Path) -> None:
-    done = forge(checkout, "--help")
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], ["--image", "x", "--help"]])
+def test_help_lists_the_verbs(checkout: Path, words: list[str]) -> None:
+    done = forge(checkout, *words)
     assert done.returncode == 0
+    assert "    ./forge VERB [ARGUMENT …] " in done.stdout
     assert "    smoke        Run the health suite inside an image." in done.stdout
+
+
+def test_help_of_a_verb_is_the_verbs_own(checkout: Path) -> None:
+    _stand_in(checkout, '#!/bin/sh\nprintf "%s|" "$@"\n')
+    for words in (["help", "bake"], ["bake", "--help"]):
+        assert forge(checkout, *words).stdout.endswith("|-s|bake|--|--help|")
+    assert forge(checkout, "--python-module", "x.y", "--help").stdout == "-P|-m|x.y|--help|"
 
 
 def test_a_checkout_of_another_user_is_an_error_and_not_a_traceback(checkout: Path) -> None:

@@ -93,12 +93,6 @@ def test_a_mistake_in_our_own_code_is_shown_and_is_no_verdict(
     assert json.loads((out / "results" / "probe.json").read_text())["status"] == "failed"
 
 
-def test_unknown_arguments_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(lambda o, p: verb.Outcome("done", ""), "--no-such-option")
-    assert caught.value.code == 2
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (517_300_000, "517.3 MB"), (2e12, "2000.0 GB")],
