@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,29 @@ def test_a_value_that_names_nothing(
     verb: str, words: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     refused(verb, words, capfd)
+
+
+OTHERWISE = re.compile(rf"(?<![./\w-])(?:forge|nox -s) (?:{'|'.join(MODULES)})\b")
+
+
+def spoken() -> list[tuple[str, str]]:
+    """Every text in the programs that a person may be shown, with its place; and the pages."""
+    programs = [ROOT / "forge", ROOT / "noxfile.py", *SOURCE.rglob("*.py")]
+    programs += (ROOT / "smoke").rglob("*.py")
+    found = [
+        (f"{path.name}:{node.lineno}", node.value)
+        for path in programs
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    return found + [(path.name, path.read_text(encoding="utf-8")) for path in pages]
+
+
+def test_the_launcher_is_named_one_way() -> None:
+    texts = spoken()
+    assert sum("./forge " in text for _, text in texts) > 200
+    said = [(place, found) for place, text in texts for found in OTHERWISE.findall(text)]
+    # the first line of a lock says what wrote it; the page of all pages, how nox is given words
+    known = {("inputs.py", "forge lock"), ("README.md", "nox -s bake")}
+    assert {(place.partition(":")[0], found) for place, found in said} == known
