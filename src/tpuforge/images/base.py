@@ -33,7 +33,7 @@ from tpuforge.paths import (
     write_json,
 )
 from tpuforge.pins import Pins, Standalone, Suite, load
-from tpuforge.process import clean_env, run
+from tpuforge.process import Completed, clean_env, run
 from tpuforge.records import read_record
 from tpuforge.verb import Outcome, parser, run_verb
 
@@ -319,10 +319,12 @@ def _make(
         record |= {"key": key, "drift": drift, "lock_sha256": lock.sha256}
         layout = base / f"{suite.label}-{record['manifest_digest'].removeprefix('sha256:')[:12]}"
         record["layout"] = layout.relative_to(out_dir()).as_posix()
-        # the record first: a layout that no record names is nothing that can be taken for finished
-        record_path(suite.label).unlink(missing_ok=True)
-        remove_tree(layout)
-        (work / "layout").rename(layout)
+        if oci.check_layout(layout, record["manifest_digest"]):
+            # the record first: a layout that no record names cannot be taken for finished
+            record_path(suite.label).unlink(missing_ok=True)
+            remove_tree(layout)
+            (work / "layout").rename(layout)
+        # else it is there already, and a bake may be reading it
         write_json(record_path(suite.label), record)
     finally:
         remove_tree(work)
@@ -393,7 +395,8 @@ def _build(
     repository.mkdir()
     debian.flat_repository(debs, repository)
     with progress.step(f"installing {len(debs)} packages into the base of {suite.label}"):
-        raw = _mmdebstrap(repository, debs, work, epoch, progress, hooks=hooks)
+        log = out_dir() / "base" / f"{suite.label}.log"
+        raw = _mmdebstrap(repository, debs, work, epoch, progress, hooks=hooks, log=log)
     with progress.step("writing the base layer"):
         _check_installed(raw, debs)
         tar = work / "layer.tar"
@@ -459,6 +462,7 @@ def _mmdebstrap(
     progress: Progress,
     *,
     hooks: Sequence[str],
+    log: Path,
 ) -> Path:
     """Install packages from a flat repository into a tar below a folder; hooks come last."""
     target = work / "raw.tar"
@@ -502,7 +506,7 @@ def _mmdebstrap(
             env=env,
             check=False,
             on_line=progress.detail,
-            log=out_dir() / "base" / "mmdebstrap.log",
+            log=log,
             doing="mmdebstrap",
         )
     finally:
@@ -512,9 +516,9 @@ def _mmdebstrap(
         raise debian.no_space(target.parent, done.tail)
     if done.code != 0:
         raise ForgeError(
-            f"mmdebstrap failed with exit code {done.code}\n{done.tail}",
+            f"mmdebstrap failed with exit code {done.code}: {_reason(done)}\n{done.tail}",
             expected="the locked packages, installed",
-            mend="read out/base/mmdebstrap.log"
+            mend=f"read {log}"
             + (
                 ""
                 if root
@@ -523,6 +527,14 @@ def _mmdebstrap(
             ),
         )
     return target
+
+
+def _reason(done: Completed) -> str:
+    """What went wrong, in one line: a table of many bases has room for no more."""
+    # the first error, since those after it follow from it
+    marks = ("E: ", "dpkg: error", "dpkg-deb: error", "tar: ", "cp: ", "sh: ")
+    lines = [line.strip() for line in done.output.splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith(marks)), "".join(lines[-1:]))
 
 
 def _memory_prefix() -> str:
