@@ -140,8 +140,9 @@ def mounts_below(folder: Path) -> list[Path]:
     """
     root = os.path.realpath(folder)
     found = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        point = line.split()[4].encode().decode("unicode_escape").encode("latin-1").decode()
+    # names in any encoding, with octal escapes for what would end a field
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        point = os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1"))
         if point == root or point.startswith(f"{root}/"):
             found.append(Path(point))
     return sorted(found, key=lambda path: len(str(path)), reverse=True)
@@ -166,15 +167,17 @@ def unmount_below(folder: Path) -> int:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, after what is mounted below it: never through a mount.
+    """Remove a folder, after what is mounted below it: never through a mount or a link.
 
     Args:
-        folder: Any path; it may be missing.
+        folder: Any path; it may be missing, or a file or a link that is in the folder's place.
 
     Raises:
         ForgeError: If something below it cannot be unmounted.
         OSError: If something cannot be removed.
     """
-    if folder.exists():
+    if folder.is_dir() and not folder.is_symlink():
         unmount_below(folder)
         shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from tpuforge import host, mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import daemon
+from tpuforge.paths import ROOT
 
 
 @pytest.fixture
@@ -142,3 +143,46 @@ def test_mounts_are_found_below_a_folder_only() -> None:
     assert host.mounts_below(Path("/proc/sy")) == []
     deepest_first = [len(str(path)) for path in host.mounts_below(Path("/"))]
     assert deepest_first == sorted(deepest_first, reverse=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_mount_whose_name_is_of_another_encoding_is_seen() -> None:
+    """Such as a stick with a Latin-1 name, mounted by a desktop: it is in every list of mounts."""
+    code = (
+        "import os, subprocess, tempfile; from pathlib import Path; from tpuforge import host\n"
+        "top = Path(tempfile.mkdtemp()); point = top / os.fsdecode(b'a\\xe4 \\xc3\\xa4\\nb')\n"
+        "point.mkdir(); subprocess.run(['mount', '-t', 'tmpfs', 'none', point], check=True)\n"
+        "assert host.mounts_below(top) == [point], host.mounts_below(top)\n"
+        "assert host.unmount_below(top) == 1\n"
+        "host.remove_tree(top); assert not top.exists()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = ["unshare", "--mount", sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("nothing can be mounted here")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "dangling link", "nothing"])
+def test_whatever_is_in_the_place_of_a_tree_is_removed_and_nothing_else(
+    kind: str, tmp_path: Path
+) -> None:
+    other, place = tmp_path / "other", tmp_path / "place"
+    (other / "inner").mkdir(parents=True)
+    if kind == "folder":
+        (place / "inner").mkdir(parents=True)
+    elif kind == "file":
+        place.write_bytes(b"")
+    elif kind != "nothing":
+        place.symlink_to(other if kind == "link" else tmp_path / "nowhere")
+    host.remove_tree(place)
+    assert not os.path.lexists(place)
+    assert (other / "inner").is_dir()
+
+
+def test_what_a_killed_probe_of_the_file_system_left_is_removed(out: Path) -> None:
+    (out / "engine" / ".overlay-old" / "merged").mkdir(parents=True)
+    with Progress("test", quiet=True) as progress:
+        daemon.end_all(progress)
+    assert list((out / "engine").iterdir()) == []

@@ -23,6 +23,7 @@ from tpuforge.host import (
     apt_install,
     can_install,
     distributions,
+    remove_tree,
     take_from_next,
     unmount_below,
     which,
@@ -33,9 +34,10 @@ from tpuforge.process import clean_env, run
 OLDEST = 26
 """The oldest engine with BuildKit 0.13, for daemons that do not tell their BuildKit's version."""
 
-# containerd refuses longer socket paths, before the kernel does (107)
 _KEPT_CACHE = "20GB"
 """What the private engine keeps of its build cache; the whole set of images leaves some 15 GB."""
+_PROBE = ".overlay-"
+# containerd refuses longer socket paths, before the kernel does (107)
 _SOCKET_LIMIT = 104
 _LONGEST_SOCKET = "exec/containerd/containerd.sock.ttrpc"
 _START_S = 60.0
@@ -178,7 +180,7 @@ def _command_line(pid: int) -> list[str]:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return []
-    return [word.decode("utf-8", "replace") for word in raw.split(b"\0") if word]
+    return [os.fsdecode(word) for word in raw.split(b"\0") if word]
 
 
 def _is_ours(words: list[str]) -> bool:
@@ -288,7 +290,7 @@ def _check_file_system() -> None:
 
     dockerd starts there all the same, and then every build step fails.
     """
-    with tempfile.TemporaryDirectory(prefix=".overlay-", dir=folder()) as name:
+    with tempfile.TemporaryDirectory(prefix=_PROBE, dir=folder()) as name:
         parts = {part: Path(name) / part for part in ("lower", "upper", "work", "merged")}
         for path in parts.values():
             path.mkdir()
@@ -349,6 +351,8 @@ def end_all(progress: Progress) -> bool:
         _end(rest, signal.SIGTERM, 5.0)
         _end(_ours(), signal.SIGKILL, 5.0)
     mounts = unmount_below(folder() / "data") + unmount_below(run_folder())
+    for probe in folder().glob(f"{_PROBE}*"):
+        remove_tree(probe)
     if (rest or mounts) and pid is None:
         progress.note(f"cleared {len(rest)} processes and {mounts} mounts of a killed engine")
     for path in (
