@@ -344,8 +344,10 @@ def _later(resolver: _Table) -> dict[str, datetime]:
 
 def _check_pairs(top: _Table, pins: Pins) -> None:
     """Refuse values that are well formed alone and impossible together."""
-    if not 0 < pins.epoch <= datetime.now(UTC).timestamp():
-        raise top.bad("epoch", f"{pins.epoch}", "seconds since 1970, more than 0 and not ahead")
+    now = datetime.now(UTC)
+    if not 0 < pins.epoch <= now.timestamp():
+        clock = f"not ahead of this machine's clock ({now:%Y-%m-%d})"
+        raise top.bad("epoch", f"{pins.epoch}", f"seconds since 1970, more than 0 and {clock}")
     if pins.cutoff > datetime.now(UTC):
         raise top.bad(
             "resolver.cutoff", pins.cutoff.isoformat(), "a moment in the past: a later one drifts"

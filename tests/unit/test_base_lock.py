@@ -17,6 +17,7 @@ from tpuforge.images.debian import (
     check_asked,
     parse_deb,
     read_deb_lock,
+    unreachable,
     write_deb_lock,
 )
 from tpuforge.mirrors import Mirror as DebianMirror
@@ -280,3 +281,23 @@ def test_a_machine_without_security_sources_still_gives_images_the_fixes(
     monkeypatch.setenv("TPUFORGE_DEBIAN_MIRROR", "http://own.example/debian")
     monkeypatch.setenv("TPUFORGE_DEBIAN_SECURITY_MIRROR", "")
     assert mirrors.image_mirror().security == ""
+
+
+@pytest.mark.parametrize(
+    ("problem", "said", "mend"),
+    [
+        ("E: Release file for http://m/InRelease is expired", "this machine's clock", "set the"),
+        ("E: Release file for http://m/x is not valid yet (invalid for", "clock", "set the clock"),
+        ("W: GPG error: EXPKEYSIG 6ED0E7B82643E131 Debian", "clock (2", "debian-archive-keyring"),
+        ("W: GPG error: NO_PUBKEY 6ED0E7B82643E131", "keyring here is too old", "--only-upgrade"),
+        ("E: Failed to fetch: Could not connect", "does not answer", "check the network"),
+    ],
+)
+def test_a_mirror_that_cannot_be_used_is_told_by_its_reason(
+    problem: str, said: str, mend: str
+) -> None:
+    error = unreachable(DebianMirror("http://m", "", "a test"), problem, ["libc6"])
+    assert said in error.found
+    assert problem in error.found
+    assert mend in error.mend
+    assert error.exit_code == Exit.CANNOT

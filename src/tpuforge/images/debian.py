@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tpuforge.console import Progress, size
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.host import remove_tree
 from tpuforge.lockfile import read_digests
 from tpuforge.mirrors import Mirror, image_mirror, snapshot_of
 from tpuforge.paths import ROOT, atomic_file, out_dir, sha256_file, write_atomic
@@ -38,6 +39,8 @@ _INDEXED = (
     *("Package", "Version", "Architecture", "Multi-Arch", "Essential", "Protected", "Priority"),
     *("Depends", "Pre-Depends", "Provides", "Conflicts", "Breaks", "Replaces"),
 )
+# what apt and the programs that check signatures say of a moment that does not fit
+_BY_THE_CLOCK = ("is expired", "is not valid yet", "EXPKEYSIG", "EXPSIG", "Not live until")
 _UPDATE_S = 120.0
 _SNAPSHOT_S = 20.0
 _DOWNLOAD_S = 1800.0
@@ -484,6 +487,14 @@ def unreachable(mirror: Mirror, problem: str, wanted: Sequence[str]) -> ForgeErr
     """
     if FULL in problem:
         return no_space(out_dir() / "debs", problem)
+    if any(words in problem for words in _BY_THE_CLOCK):
+        return ForgeError(
+            f"by this machine's clock ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC) the lists of the "
+            f"Debian mirror {redact(mirror.main)} ({mirror.origin}) do not hold\n{problem}",
+            expected="a clock that is right, and lists that are renewed",
+            mend="set the clock; if it is right, this mirror is behind (set TPUFORGE_DEBIAN_MIRROR "
+            "to another) or the keyring is (sudo apt-get install debian-archive-keyring)",
+        )
     if "NO_PUBKEY" in problem:
         return ForgeError(
             f"Debian's archive keyring here is too old for this archive\n{problem}",
@@ -522,6 +533,9 @@ def _take(apt: Apt, debs: Sequence[Deb], progress: Progress) -> None:
     if not debs:
         return
     store = out_dir() / "debs"
+    for old in store.glob(".partial-*"):
+        # of a run that was killed: whoever fetches holds the lock of the bases
+        remove_tree(old)
     with (
         progress.step(f"fetching {len(debs)} Debian packages"),
         tempfile.TemporaryDirectory(prefix=".partial-", dir=store) as partial,
