@@ -33,7 +33,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DOCUMENT_BYTES = 1 << 26
 """The most bytes of a manifest, config or attached document: what is read into memory."""
 _LARGEST_FILE = 1 << 36
-# a layer of an image of ours has 5 times the bytes of its blob once it is unpacked, and 30,000 files
+# a layer of an image of ours unpacks to 5 times the bytes of its blob, and to 30,000 files
 _MOST_TIMES = 100
 _MOST_SMALL = 1 << 28
 _MOST_FILES = 1_000_000
@@ -208,6 +208,26 @@ def missing(layout: Path, image: Image) -> str:
             return f"{blob.digest} is missing"
         if path.stat().st_size != blob.size:
             return f"{blob.digest} has {path.stat().st_size} bytes instead of {blob.size}"
+    return ""
+
+
+def damaged_since(layout: Path, image: Image, moment: int) -> str:
+    """Look for what is missing, cut short, or was written to since a moment and is damaged now.
+
+    Args:
+        layout: The layout.
+        image: Its image.
+        moment: When it was whole, nanoseconds since 1970; older blobs are not read.
+
+    Returns:
+        Empty, or the first such blob.
+    """
+    if why := missing(layout, image):
+        return why
+    for blob in image.blobs:
+        path = blob.path(layout)
+        if path.stat().st_mtime_ns > moment and f"sha256:{sha256_file(path)}" != blob.digest:
+            return f"{blob.digest} was written to, and has another digest now"
     return ""
 
 

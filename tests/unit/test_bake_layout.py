@@ -118,6 +118,10 @@ def test_missing_short_and_changed_blobs_are_found(tmp_path: Path) -> None:
     first.write_bytes(data)
     assert oci.missing(layout, image) == ""
     assert oci.wrong(layout, image) == [image.layers[0]]
+    # a look that reads nothing old tells as much as the times do
+    written = first.stat().st_mtime_ns
+    assert oci.damaged_since(layout, image, written) == ""
+    assert "was written to" in oci.damaged_since(layout, image, written - 1)
     first.write_bytes(data[:-1])
     assert "bytes instead of" in oci.missing(layout, image)
     second.unlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,9 @@ from bake_support import RUNTIME, checkout, lock
 from tpuforge import pins as pins_module
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
-from tpuforge.images import bake, catalogue, choice, context
+from tpuforge.images import bake, catalogue, choice, context, oci
 from tpuforge.images.context import Target
-from tpuforge.paths import write_json
+from tpuforge.paths import sha256_file, write_json
 from tpuforge.revision import Revision
 
 __all__ = ["checkout"]
@@ -180,11 +182,16 @@ def test_a_page_without_a_place_for_the_table_is_refused() -> None:
 def test_the_set_tells_what_is_baked_and_how_it_was_judged(checkout: Path) -> None:
     lock(checkout, "pallas", CHILD)
     folder = checkout / "out" / "images" / "runtime-py311"
+    (folder / "oci").mkdir(parents=True)
+    tar = checkout / "layer.tar"
+    tar.write_bytes(b"a layer")
+    layer = oci.Layer(sha256_file(tar), 7, 7, frozenset())
+    digest = oci.write_layout(folder / "oci", tar, layer, epoch=0, title="a layer")
     record = {
         "schema": bake.SCHEMA,
         "image": "runtime",
         "name": "tpuforge/runtime:1",
-        "manifest_digest": "sha256:1",
+        "manifest_digest": digest,
         "config_digest": "sha256:2",
         "compressed_bytes": 1,
         "unpacked_bytes": 2,
@@ -206,7 +213,7 @@ def test_the_set_tells_what_is_baked_and_how_it_was_judged(checkout: Path) -> No
     assert row("runtime-py311")["baked"] is True
     # it was another image that was judged
     assert row("runtime-py311")["health"] is None
-    write_json(health / "run.json", {"manifest_digest": "sha256:1"})
+    write_json(health / "run.json", {"manifest_digest": digest})
     assert row("runtime-py311")["health"] == "healthy"
     assert (row("pallas-py311")["baked"], row("pallas-py311")["why_not"]) == (False, None)
     why = "there is no flavour 'train' for Python 3.11"
@@ -227,3 +234,22 @@ def test_the_set_tells_what_is_baked_and_how_it_was_judged(checkout: Path) -> No
     assert "./forge fetch_wheel --python 3.11 --flavour pallas" in str(
         row("pallas-py311")["why_not"]
     )
+
+    # written to after the record, which is what a moment's look can tell; and with no layout at all
+    blob = folder / "oci" / "blobs" / "sha256" / layer.sha256
+    blob.write_bytes(b"A layer")
+    later = (folder / "image.json").stat().st_mtime_ns + 1
+    os.utime(blob, ns=(later, later))
+    assert (row("runtime-py311")["baked"], state("runtime-py311")) == (False, "damaged")
+    assert row("runtime-py311")["why_not"] == (
+        f"sha256:{layer.sha256} was written to, and has another digest now; mend: ./forge bake "
+        "--image runtime --python 3.11"
+    )
+    blob.write_bytes(b"a layer")
+    assert state("runtime-py311") == digest[:19]
+    shutil.rmtree(folder / "oci")
+    assert state("runtime-py311") == "damaged"
+    # a folder in the place of a record is none
+    (folder / "image.json").unlink()
+    (folder / "image.json").mkdir()
+    assert state("runtime-py311") == "not baked"

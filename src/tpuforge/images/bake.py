@@ -361,8 +361,20 @@ def _stale(target: Target, record: Mapping[str, Any] | None, key: str, inputs: I
     """Why an image has to be baked; empty if the finished one is what is wanted."""
     if record is None:
         return "there is none yet"
-    if record["key"] != key:
-        return _changed(record, inputs)
+    return _changed(record, inputs) if record["key"] != key else damage(target, record)
+
+
+def damage(target: Target, record: Mapping[str, Any]) -> str:
+    """What is wrong with the layout of a finished image, as far as a moment's look tells.
+
+    Args:
+        target: The image.
+        record: What :func:`read_finished` gave.
+
+    Returns:
+        Empty if nothing is. A byte that changed without a change of its file's time is found by
+        whoever reads the layers: ``sbom``, ``verify``, ``push``.
+    """
     folder = target.finished / "oci"
     try:
         image = oci.read_image(folder)
@@ -370,7 +382,8 @@ def _stale(target: Target, record: Mapping[str, Any] | None, key: str, inputs: I
         return error.found
     if image.manifest.digest != record["manifest_digest"]:
         return "the layout holds another image"
-    return oci.missing(folder, image)
+    # the record is written last, and keeps its time when it is renewed
+    return oci.damaged_since(folder, image, (target.finished / "image.json").stat().st_mtime_ns)
 
 
 def _changed(record: Mapping[str, Any], inputs: Inputs) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.images.bake import read_finished
+from tpuforge.images.bake import damage, read_finished
 from tpuforge.images.choice import Member, lacks, member_target, members
 from tpuforge.images.context import Target, base_set
 from tpuforge.paths import ROOT, out_dir, read_json, write_atomic
@@ -38,8 +38,9 @@ class Row:
         target: Its name and places; None where the pins or locks do not have it.
         suite: The Debian that it stands on; empty for none.
         why: Why it cannot be had; empty if nothing is in the way.
+        damaged: What is wrong with the one that was baked here, and what mends it.
         unfetched: What of its wheels is not fetched, and how to; empty if it is baked, or all are.
-        record: Its record, if it was baked here.
+        record: Its record, if it was baked here and is whole.
         health: The verdict of the health suite on this very image; empty if it was not judged.
     """
 
@@ -47,6 +48,7 @@ class Row:
     target: Target | None
     suite: str
     why: str
+    damaged: str
     unfetched: str
     record: dict[str, Any] | None
     health: str
@@ -72,7 +74,7 @@ class Row:
                 for key in ("manifest_digest", "compressed_bytes", "unpacked_bytes", "gzip")
             },
             "health": self.health or None,
-            "why_not": self.why or self.unfetched or None,
+            "why_not": self.why or self.damaged or self.unfetched or None,
             "wheels_fetched": not self.unfetched if self.target is not None else None,
         }
 
@@ -89,20 +91,28 @@ def rows(pins: Pins, *, here: bool = True) -> list[Row]:
 
 def _row(member: Member, pins: Pins, *, here: bool) -> Row:
     target, record = None, None
-    why, unfetched, health, suite = "", "", "", ""
+    why, damaged, unfetched, health, suite = "", "", "", "", ""
     try:
         target = member_target(member, pins)
         suite = base_set(target, pins).name
         if here:
             record = read_finished(target)
+            if record is not None and (found := damage(target, record)):
+                record, damaged = None, f"{found}; mend: ./forge bake {_words(target)}"
             health = _health(target, record) if record is not None else ""
-            unfetched = lacks(target, pins) if record is None else ""
+            unfetched = lacks(target, pins) if record is None and not damaged else ""
     except ForgeError as error:
         why = error.found.splitlines()[0]
     if member.image.name == "simulator":
         # it stands on nothing
         suite = ""
-    return Row(member, target, suite, why, unfetched, record, health)
+    return Row(member, target, suite, why, damaged, unfetched, record, health)
+
+
+def _words(target: Target) -> str:
+    """The arguments that name an image."""
+    python = f" --python {target.python}" if target.python else ""
+    return f"--image {target.image}{python}"
 
 
 def _health(target: Target, record: dict[str, Any]) -> str:
@@ -209,18 +219,20 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         f"{len(there)} of {len(made)} images are baked here",
         data={"images": [row.data for row in made]},
         text="\n".join(
-            f"  {row.member.slug}: {row.why or row.unfetched}"
-            for row in made
-            if row.record is None and (row.why or row.unfetched)
+            f"  {row.member.slug}: {why}" for row in made if (why := row.data["why_not"])
         ),
     )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     if row.record is None:
-        state = (
-            "cannot be had" if row.why else "wheels not fetched" if row.unfetched else "not baked"
-        )
+        states = {
+            "cannot be had": row.why,
+            "damaged": row.damaged,
+            "wheels not fetched": row.unfetched,
+            "not baked": True,
+        }
+        state = next(state for state, so in states.items() if so)
         end: tuple[str, ...] = (state, "", "", "")
     else:
         end = (
