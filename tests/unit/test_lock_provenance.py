@@ -143,18 +143,19 @@ def test_each_fault_in_the_form_is_seen_and_nothing_of_it_is_used(
     path = tmp_path / "serve-py312.json"
     monkeypatch.setattr(provenance, "path_of", lambda flavour, python: path)
     path.write_text(json.dumps(_REAL), encoding="utf-8")
-    assert provenance.fault("serve", "3.12") == ""
-    assert provenance.read("serve", "3.12")
-    assert provenance.fault("serve", "3.13")
+    good = provenance.read("serve", "3.12")
+    assert good.wrong == ""
+    assert good.packages and good.left_out
+    assert provenance.read("serve", "3.13").wrong
     for what, document in _spoiled():
         path.write_text(json.dumps(document), encoding="utf-8")
-        assert provenance.fault("serve", "3.12").startswith("it is not of the form"), what
-        assert provenance.read("serve", "3.12") == {}, what
-        assert provenance.read_left_out("serve", "3.12") == {}, what
+        held = provenance.read("serve", "3.12")
+        assert held.wrong.startswith("it is not of the form"), what
+        assert held.packages == held.left_out == {}, what
     path.write_bytes(b"\xff{")
-    assert provenance.fault("serve", "3.12")
+    assert provenance.read("serve", "3.12").wrong
     path.unlink()
-    assert provenance.fault("serve", "3.12") == "it is not there"
+    assert provenance.read("serve", "3.12").wrong == "it is not there"
 
 
 def test_each_difference_to_a_new_resolution_is_told() -> None:
@@ -172,7 +173,7 @@ def test_each_difference_to_a_new_resolution_is_told() -> None:
 def test_real_provenance_is_about_the_real_locks() -> None:
     pins = load()
     for flavour, python in inputs.existing(pins):
-        entries = provenance.read(flavour, python)
+        entries = provenance.read(flavour, python).packages
         locked = read_lock(inputs.lock_path(flavour, python))
         assert {p.name: p.sha256 for p in locked} == {n: e["sha256"] for n, e in entries.items()}
         # the size of a CPU build is known where its wheel was at hand

@@ -19,6 +19,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import provenance
 from tpuforge.lock.compatibility import table
 from tpuforge.lock.inputs import constraints, lock_path
+from tpuforge.lock.provenance import as_moment
 from tpuforge.pins import PINS_FILE, Pins
 
 _CUTOFF = re.compile(r"^cutoff = \"[^\"]*\"$", re.MULTILINE)
@@ -35,16 +36,7 @@ def held(locks: Sequence[tuple[str, str]]) -> Held:
     Args:
         locks: Flavours and Pythons.
     """
-    return {(flavour, python): provenance.read(flavour, python) for flavour, python in locks}
-
-
-def moment(when: datetime) -> str:
-    """A moment as the pins write it: ``2026-11-30T00:00:00Z``.
-
-    Args:
-        when: The moment.
-    """
-    return when.isoformat().replace("+00:00", "Z")
+    return {target: provenance.read(*target).packages for target in locks}
 
 
 def with_moments(text: str, cutoff: datetime, later: Mapping[str, datetime]) -> str:
@@ -58,7 +50,7 @@ def with_moments(text: str, cutoff: datetime, later: Mapping[str, datetime]) -> 
     Raises:
         ForgeError: If the text has another form than this project writes.
     """
-    text, count = _CUTOFF.subn(f'cutoff = "{moment(cutoff)}"', _LATER.sub("", text))
+    text, count = _CUTOFF.subn(f'cutoff = "{as_moment(cutoff)}"', _LATER.sub("", text))
     tables = len(_RESOLVER.findall(text))
     if count != 1 or tables != 1:
         raise ForgeError(
@@ -68,7 +60,7 @@ def with_moments(text: str, cutoff: datetime, later: Mapping[str, datetime]) -> 
         )
     if not later:
         return text
-    lines = "".join(f'{name} = "{moment(when)}"\n' for name, when in sorted(later.items()))
+    lines = "".join(f'{name} = "{as_moment(when)}"\n' for name, when in sorted(later.items()))
     what = "# Upgraded alone: for these, files count that were uploaded before their own moment.\n"
     return _RESOLVER.sub(lambda found: f"{found[0]}\n[resolver.later]\n{what}{lines}", text)
 

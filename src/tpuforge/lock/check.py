@@ -11,7 +11,7 @@ import argparse
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,12 +137,12 @@ def _judge_all(options: argparse.Namespace, progress: Progress) -> Outcome:
     chosen = _chosen(pins, options.flavour, options.python)
     faults: list[Fault] = []
     everything = list(dict.fromkeys([*chosen, *existing(pins)]))
-    sound = set()
+    sound: dict[tuple[str, str], list[Locked]] = {}
     for target in everything:
         found = judge(pins, *target)
         faults += found
         if not found:
-            sound.add(target)
+            sound[target] = read_lock(lock_path(*target))
     faults += _consistent(pins, sound)
     for python in pins.pythons:
         faults += _table(pins, python, everything)
@@ -169,7 +169,7 @@ def _judge_all(options: argparse.Namespace, progress: Progress) -> Outcome:
                 "flavour": flavour,
                 "python": python,
                 "file": f"lock/{lock_path(flavour, python).name}",
-                "packages": _count(flavour, python) if (flavour, python) in sound else None,
+                "packages": len(sound[flavour, python]) if (flavour, python) in sound else None,
                 "sound": (flavour, python) in sound,
                 "fresh": bool(proof),
                 "proof": proof,
@@ -270,10 +270,6 @@ def _names(locks: Sequence[tuple[str, str]]) -> str:
     return ", ".join(lock_path(*target).stem for target in locks)
 
 
-def _count(flavour: str, python: str) -> int:
-    return len(read_lock(lock_path(flavour, python)))
-
-
 def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
     """Judge one lock from files alone.
 
@@ -331,7 +327,6 @@ def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
         if p not in packages
     ]
     faults += _why(pins, flavour, python, packages, inputs=names, again=again)
-    faults += _left_out(flavour, python, again)
     return faults + _contents(pins, flavour, python, packages, again)
 
 
@@ -346,11 +341,11 @@ def _why(
 ) -> list[Fault]:
     """Judge the file beside a lock that says where each package comes from and why."""
     file = f"lock/{provenance.path_of(flavour, python).name}"
-    wrong = provenance.fault(flavour, python)
-    if wrong:
-        return [Fault(file, "", "why", wrong, again)]
-    entries = provenance.read(flavour, python)
-    faults = []
+    held = provenance.read(flavour, python)
+    if held.wrong:
+        return [Fault(file, "", "why", held.wrong, again)]
+    entries = held.packages
+    faults = _left_out(flavour, file, held.left_out, again)
     for name in sorted(entries.keys() - {package.name for package in packages}):
         faults.append(Fault(file, name, "why", "it is not in the lock", again))
     for package in packages:
@@ -371,12 +366,12 @@ def _why(
     return faults
 
 
-def _left_out(flavour: str, python: str, again: str) -> list[Fault]:
+def _left_out(
+    flavour: str, file: str, recorded: Mapping[str, Mapping[str, Any]], again: str
+) -> list[Fault]:
     """Judge what a lock does not hold although it is required: the file must say what rules it."""
-    file = f"lock/{provenance.path_of(flavour, python).name}"
     rules = {one.name: one for one in load_names().left_out_of(flavour)}
-    recorded = provenance.read_left_out(flavour, python)
-    faults = []
+    faults: list[Fault] = []
     for name, entry in recorded.items():
         chain, reason = entry["why"], entry["reason"]
         rule = rules.get(name)
@@ -390,7 +385,7 @@ def _left_out(flavour: str, python: str, again: str) -> list[Fault]:
     return faults
 
 
-def _consistent(pins: Pins, sound: Iterable[tuple[str, str]]) -> list[Fault]:
+def _consistent(pins: Pins, sound: Mapping[tuple[str, str], Sequence[Locked]]) -> list[Fault]:
     """One release of a package for all flavours of a Python, or what runs together may not agree.
 
     The tools never share an environment with a flavour. A flavour that stands apart may differ from
@@ -399,20 +394,22 @@ def _consistent(pins: Pins, sound: Iterable[tuple[str, str]]) -> list[Fault]:
     locks = sorted(target for target in sound if target[0] != _APART)
     together = [target for target in locks if not pins.flavours[target[0]].apart]
     alone = [target for target in locks if not pins.flavours[target[0]].on]
-    faults = _differing(together)
+    faults = _differing(sound, together)
     for target in locks:
         if pins.flavours[target[0]].apart:
-            faults += _differing([*alone, target])
+            faults += _differing(sound, [*alone, target])
     return faults
 
 
-def _differing(locks: Iterable[tuple[str, str]]) -> list[Fault]:
+def _differing(
+    sound: Mapping[tuple[str, str], Sequence[Locked]], locks: Sequence[tuple[str, str]]
+) -> list[Fault]:
     """Packages that two locks of one Python hold in different releases."""
     seen: dict[tuple[str, str], tuple[str, Locked]] = {}
     faults = []
     for flavour, python in locks:
         name = f"lock/{lock_path(flavour, python).name}"
-        for package in read_lock(lock_path(flavour, python)):
+        for package in sound[flavour, python]:
             first, other = seen.setdefault((python, package.name), (name, package))
             if other != package:
                 what = f"{package.version}, and {first} has {other.version}, or another file of it"
@@ -449,14 +446,12 @@ def _contents(
     return faults
 
 
-def _exceptions(sound: Collection[tuple[str, str]]) -> list[Fault]:
+def _exceptions(sound: Mapping[tuple[str, str], Sequence[Locked]]) -> list[Fault]:
     """Judge the exceptions themselves: one that nothing needs would let CUDA in unseen later on."""
     names = load_names()
     file, mend = f"lock/{NAMES_FILE.name}", "remove the entry"
     held = {
-        (package.name, flavour)
-        for flavour, python in sound
-        for package in read_lock(lock_path(flavour, python))
+        (package.name, flavour) for (flavour, _), packages in sound.items() for package in packages
     }
     faults = [
         Fault(file, one.name, "name", f"{one.flavour} has none of it", mend)
@@ -466,7 +461,7 @@ def _exceptions(sound: Collection[tuple[str, str]]) -> list[Fault]:
     left_out = {
         (name, flavour, entry["why"][-2])
         for flavour, python in sound
-        for name, entry in provenance.read_left_out(flavour, python).items()
+        for name, entry in provenance.read(flavour, python).left_out.items()
     }
     for one in names.left_out:
         over = ended(one)
@@ -642,7 +637,7 @@ def _anew(job: Job) -> tuple[list[Fault], str]:
     mend = f"check the index {job.source.name}; if right: ./forge lock --renew, git diff lock/"
     faults = [Fault(file, "", "fresh", what, mend) for what in changes]
     if not changes:
-        held = provenance.stored(job.flavour, job.python)
+        held = provenance.read(job.flavour, job.python).document
         other = provenance.differences(held, provenance_of(job, fresh))
         file = f"lock/{provenance.path_of(job.flavour, job.python).name}"
         faults += [Fault(file, name, "fresh", what, mend) for name, what in other]

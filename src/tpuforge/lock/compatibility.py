@@ -84,7 +84,8 @@ def megabytes(sizes: Mapping[str, int | None]) -> str:
 
 
 def _sizes(flavour: str, python: str) -> dict[str, int | None]:
-    return {name: one["bytes"] for name, one in provenance.read(flavour, python).items()}
+    held = provenance.read(flavour, python).packages
+    return {name: one["bytes"] for name, one in held.items()}
 
 
 def _locked(pins: Pins) -> str:
@@ -103,7 +104,7 @@ def _left_out(pins: Pins) -> str:
     rows = []
     for flavour, python in existing(pins):
         until = {one.name: f"{one.until}" for one in names.left_out_of(flavour)}
-        for name, one in provenance.read_left_out(flavour, python).items():
+        for name, one in provenance.read(flavour, python).left_out.items():
             size = "?" if one["bytes"] is None else megabytes({name: one["bytes"]})
             chain, day = " > ".join(one["why"]), until.get(name, "")
             package = f"{name} {one['version']}"

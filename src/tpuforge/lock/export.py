@@ -39,7 +39,7 @@ from tpuforge.lock import provenance
 from tpuforge.lock.inputs import CPU_DIGESTS, lock_path, read_head
 from tpuforge.lock.provenance import Listed
 from tpuforge.lock.resolve import targets
-from tpuforge.lock.resolver import home_python, workspace
+from tpuforge.lock.resolver import view_of
 from tpuforge.lock.sources import read_source
 from tpuforge.lockfile import Locked, read_digests, read_lock, read_text
 from tpuforge.paths import out_dir, write_atomic
@@ -114,11 +114,13 @@ def _read(flavour: str, python: str) -> list[Locked]:
     return packages
 
 
-def _provenance(flavour: str, python: str, packages: Sequence[Locked]) -> dict[str, dict[str, Any]]:
+def _provenance(
+    flavour: str, python: str, packages: Sequence[Locked]
+) -> Mapping[str, Mapping[str, Any]]:
     """What is known about each package of a lock, once it is known to be about these files."""
     path = provenance.path_of(flavour, python)
-    wrong = provenance.fault(flavour, python)
-    why = provenance.read(flavour, python)
+    stated = provenance.read(flavour, python)
+    why = stated.packages
     held = {Locked(name, one["version"], one["sha256"]) for name, one in why.items()}
     whole = all(
         one["why"][-1] == name and why.keys() >= set(one["why"]) for name, one in why.items()
@@ -127,7 +129,7 @@ def _provenance(flavour: str, python: str, packages: Sequence[Locked]) -> dict[s
         other = sorted(one.name for one in set(packages) - held)
         missing = f"does not tell of {', '.join(other) or 'these packages alone'}"
         raise ForgeError(
-            f"{path.name}: {wrong}" if wrong else f"{path.name} {missing}",
+            f"{path.name}: {stated.wrong}" if stated.wrong else f"{path.name} {missing}",
             expected=f"the version, digest and parents of each package of {flavour}, as locked",
             mend=f"git checkout -- lock/{path.name}, or ./forge lock --flavour {flavour} "
             f"--python {python}",
@@ -167,8 +169,8 @@ def _places(pins: Pins, packages: Sequence[Locked]) -> dict[str, Listed]:
     source = read_source(Path(sys.executable))
     rest = [package for package in packages if package.sha256 not in files]
     if rest:
-        with workspace() as work:
-            files |= provenance.listed(source, home_python(), rest, work)
+        with view_of(pins, source, [package.name for package in rest]) as view:
+            files |= view.listed(rest)
     missing = [package.name for package in rest if package.sha256 not in files]
     if missing:
         raise ForgeError(

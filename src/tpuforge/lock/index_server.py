@@ -12,8 +12,10 @@ What it serves, under ``/<token>/<who>/<python>/``:
 - ``files/<name>/<sha256>/<file>.metadata``: the wheel's metadata (PEP 658), whether or not the
   index serves it apart. What a digest names never changes, so it is kept from run to run.
 
-``/<token>/<who>/faults`` is what went wrong in answers to ``who``. A resolver may take a page that
-failed for one that is empty, and come to another end: whoever asks must look there afterwards.
+``/<token>/<who>/listed/<name>`` is what the index itself lists of a package's wheels, and where
+they are. ``/<token>/<who>/faults`` is what went wrong in answers to ``who``. A resolver may take a
+page that failed for one that is empty, and come to another end: whoever asks must look there
+afterwards.
 """
 
 from __future__ import annotations
@@ -46,8 +48,7 @@ class BadAnswerError(Exception):
     """An answer of the index that cannot be used.
 
     Attributes:
-        kind: ``unreachable``, ``missing`` (a listed file), ``other bytes``, ``no upload times``,
-            ``no digests`` or ``no pages`` (of PEP 691).
+        kind: A key of :data:`tpuforge.lock.sources.WRONG`.
         what: One line for people; not yet redacted.
     """
 
@@ -189,15 +190,18 @@ class Upstream:
                 "unreachable", f"{name}: {type(error).__name__}: {error}"
             ) from error
         kept = ("filename", "hashes", "requires-python", "size", "upload-time", "yanked")
-        return [
-            {
-                **{key: entry[key] for key in kept if entry.get(key) is not None},
-                "_url": urljoin(answer.url, entry["url"]),
-                "_apart": entry.get("core-metadata", entry.get("dist-info-metadata")),
-            }
-            for entry in files
-            if entry["filename"].endswith(".whl")
-        ]
+        try:
+            return [
+                {
+                    **{key: entry[key] for key in kept if entry.get(key) is not None},
+                    "_url": urljoin(answer.url, entry["url"]),
+                    "_apart": entry.get("core-metadata", entry.get("dist-info-metadata")),
+                }
+                for entry in files
+                if entry["filename"].endswith(".whl")
+            ]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise BadAnswerError("no pages", f"{name}: {type(error).__name__}: {error}") from error
 
     def _read(self, name: str, digest: str, entry: Mapping[str, Any]) -> bytes:
         apart = entry["_apart"]
@@ -296,6 +300,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 case [_, who, "faults"]:
                     found = self.server.faults.get(who, {})
                     self._answer(200, json.dumps(found).encode(), "application/json")
+                case [_, who, "listed", name]:
+                    entries = self.server.upstream.page(name).result() or []
+                    self._answer(200, json.dumps(entries).encode(), "application/json")
                 case [_, who, python, "simple", name]:
                     page = self.server.upstream.shown(name, python)
                     self._answer(200 if page else 404, page, KIND)

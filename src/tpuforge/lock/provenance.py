@@ -7,11 +7,10 @@ a lock, whatever a resolver or an index says. No host stands in the file.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from packaging.version import InvalidVersion, Version
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import holds, lock_path, requirements
 from tpuforge.lock.names import is_canonical, is_line, load_names
-from tpuforge.lock.sources import Source
 from tpuforge.lockfile import Locked
 from tpuforge.paths import read_json
 from tpuforge.pins import Pins
@@ -31,43 +29,7 @@ SCHEMA = "tpuforge.provenance/1"
 MAIN = "main index"
 PYTORCH = "PyTorch index"
 FOLLOWS = "nothing else requires it"
-_TIME_LIMIT_S = 300.0
-_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 _ADDRESS = re.compile(r"\s*[(<]?\b\w+://[^\s)>]+[)>]?")
-# pip's own session knows the user's certificates, proxy and credentials; what it finds goes out in
-# hex, because file names must come through the redaction of output unharmed
-_ASK = """
-import concurrent.futures, json, sys, urllib.parse
-from pip._internal.commands import create_command
-command = create_command("download")
-options, _ = command.parse_args([])
-kind = "application/vnd.pypi.simple.v1+json"
-
-def ask(name):
-    session = command._build_session(options)
-    url = options.index_url.rstrip("/") + "/" + name + "/"
-    answer = session.get(url, headers={"Accept": kind})
-    answer.raise_for_status()
-    if kind not in answer.headers.get("Content-Type", ""):
-        return {}
-    return {
-        entry["hashes"]["sha256"]: [
-            entry.get("size"),
-            entry.get("upload-time"),
-            entry["filename"],
-            urllib.parse.urljoin(answer.url, entry["url"]),
-        ]
-        for entry in answer.json()["files"]
-        if entry.get("hashes", {}).get("sha256") in wanted
-    }
-
-wanted = set(json.loads(sys.argv[1]))
-found = {}
-with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    for part in pool.map(ask, json.loads(sys.argv[2])):
-        found.update(part)
-print(json.dumps(found).encode().hex())
-"""
 
 
 def _version(value: Any) -> bool:
@@ -87,9 +49,18 @@ def _size(value: Any) -> bool:
 
 def _moment(value: Any) -> bool:
     try:
-        return value is None or datetime.strptime(value, _MOMENT).strftime(_MOMENT) == value
+        return value is None or as_moment(datetime.fromisoformat(value)) == value
     except (TypeError, ValueError):
         return False
+
+
+def as_moment(when: datetime) -> str:
+    """A moment to the second, as the files in ``lock/`` have it: ``2026-11-30T00:00:00Z``.
+
+    Args:
+        when: The moment.
+    """
+    return f"{when.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _licence(value: Any) -> bool:
@@ -129,7 +100,7 @@ class Listed:
         size: Bytes; None if it does not say.
         uploaded: When it was uploaded, to the second, in UTC; None if it does not say.
         file: The name of the file; empty if it was not asked.
-        url: Where it is; empty if it was not asked. It may hold a host: never into ``lock/``.
+        url: Where it is; empty if it was not asked. It holds a host: never into ``lock/``.
     """
 
     size: int | None
@@ -148,57 +119,39 @@ def path_of(flavour: str, python: str) -> Path:
     return lock_path(flavour, python).with_suffix(".json")
 
 
-def read(flavour: str, python: str) -> dict[str, dict[str, Any]]:
-    """The provenance of a lock, by package name; empty where there is none that can be read.
+@dataclass(frozen=True)
+class Provenance:
+    """What stands beside a lock.
 
-    Args:
-        flavour: Such as ``runtime``.
-        python: ``X.Y``.
+    Attributes:
+        document: The whole of it, of whatever form; None if it is not there.
+        wrong: What is wrong with its form, the first thing that is; empty if nothing is.
+        packages: Its entries by package name; none where the form is wrong.
+        left_out: What the lock does not hold although it is required, in the same way.
     """
-    return _entries(flavour, python, "packages")
+
+    document: Any
+    wrong: str
+    packages: Mapping[str, Mapping[str, Any]]
+    left_out: Mapping[str, Mapping[str, Any]]
 
 
-def read_left_out(flavour: str, python: str) -> dict[str, dict[str, Any]]:
-    """What a lock does not hold although it is required, by package name.
-
-    Args:
-        flavour: Such as ``serve``.
-        python: ``X.Y``.
-    """
-    return _entries(flavour, python, "left_out")
-
-
-def _entries(flavour: str, python: str, kind: str) -> dict[str, dict[str, Any]]:
-    held = stored(flavour, python)
-    if _fault(held, flavour, python):
-        return {}
-    return {entry["name"]: entry for entry in held[kind]}
-
-
-def stored(flavour: str, python: str) -> Any:
-    """The provenance of a lock as it stands in ``lock/``, of whatever form; None without one.
+def read(flavour: str, python: str) -> Provenance:
+    """The provenance of a lock as it stands in ``lock/``.
 
     Args:
         flavour: Such as ``runtime``.
         python: ``X.Y``.
     """
     path = path_of(flavour, python)
-    return read_json(path) if path.is_file() else None
-
-
-def fault(flavour: str, python: str) -> str:
-    """What is wrong with the form of a lock's provenance.
-
-    Args:
-        flavour: Such as ``runtime``.
-        python: ``X.Y``.
-
-    Returns:
-        The first thing that is; empty if nothing is.
-    """
-    if not path_of(flavour, python).is_file():
-        return "it is not there"
-    return _fault(stored(flavour, python), flavour, python)
+    if not path.is_file():
+        return Provenance(None, "it is not there", {}, {})
+    document = read_json(path)
+    wrong = _fault(document, flavour, python)
+    if wrong:
+        return Provenance(document, wrong, {}, {})
+    packages, left_out = ({one["name"]: one for one in document[kind]} for kind in _FORMS)
+    return Provenance(document, "", packages, left_out)
 
 
 def _fault(held: Any, flavour: str, python: str) -> str:
@@ -248,41 +201,6 @@ def differences(held: Any, fresh: Mapping[str, Any]) -> list[tuple[str, str]]:
                     what = f"{key} is {one.get(key)!r} here, and {other.get(key)!r} anew"
                     found.append((name, what))
     return found or [("", "it stands there in another order than ./forge lock writes")]
-
-
-def listed(
-    source: Source, python: Path, packages: Sequence[Locked], work: Path
-) -> dict[str, Listed]:
-    """Ask the index for size and upload time of files.
-
-    Args:
-        source: The index.
-        python: A Python with pip.
-        packages: Which files.
-        work: The child's folder.
-
-    Returns:
-        What is listed, by SHA-256; a file without an entry if the index does not list it.
-
-    Raises:
-        UnreachableError: If the index does not answer.
-        ForgeError: If it cannot be asked.
-    """
-    digests = json.dumps([package.sha256 for package in packages])
-    names = json.dumps([package.name for package in packages])
-    done = source.run([python, "-I", "-c", _ASK, digests, names], _TIME_LIMIT_S, work)
-    if done.code:
-        source.refuse(done.output)
-        raise ForgeError(
-            f"{source.name} cannot be asked about its files:\n{done.tail}",
-            expected="the simple repository API (PEP 691)",
-            mend="as the lines above say; then run it again",
-        )
-    found: dict[str, Any] = json.loads(bytes.fromhex(done.output.split()[-1]))
-    return {
-        digest: Listed(size, str(uploaded)[:19] + "Z" if uploaded else None, file, url)
-        for digest, (size, uploaded, file, url) in found.items()
-    }
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.lock.changes import check_names, held, moment, pull_request, with_moments
+from tpuforge.lock.changes import check_names, held, pull_request, with_moments
 from tpuforge.lock.compatibility import PAGE, UNGUARDED, UNGUARDED_SCHEMA, with_torch, write_page
 from tpuforge.lock.inputs import (
     base_packages,
@@ -38,12 +38,11 @@ from tpuforge.lock.inputs import (
 )
 from tpuforge.lock.names import LOCK_DIR, is_cuda
 from tpuforge.lock.pool import Board, together
-from tpuforge.lock.provenance import Listed, document, listed, path_of, read, stored
+from tpuforge.lock.provenance import Listed, as_moment, document, path_of, read
 from tpuforge.lock.resolver import (
     WAYS,
     Job,
     Resolved,
-    home_python,
     resolve,
     resolve_unguarded,
     sweep,
@@ -51,6 +50,7 @@ from tpuforge.lock.resolver import (
     workspace,
 )
 from tpuforge.lock.sources import Source, read_source
+from tpuforge.lock.view import Chosen
 from tpuforge.lockfile import Locked, read_lock, read_text
 from tpuforge.paths import exclusive, out_dir, write_atomic, write_json
 from tpuforge.pins import PINS_FILE, Pins, load
@@ -206,7 +206,7 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
         whose = f"of {', '.join(late)} " if late else ""
         held_at = max((pins.later.get(name, pins.cutoff) for name in late), default=pins.cutoff)
         raise ForgeError(
-            f"the cutoff {whose}{moment(held_at)} is not before {moment(until)}",
+            f"the cutoff {whose}{as_moment(held_at)} is not before {as_moment(until)}",
             expected="a later day: a cutoff that goes back would hide releases that are locked",
             mend="edit [resolver] in lock/pins.toml by hand if you mean it",
         )
@@ -214,14 +214,14 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
         cutoff, later = pins.cutoff, {**pins.later, **dict.fromkeys(names, until)}
         title = f"Upgrade {', '.join(names)}"
         means = (
-            f"For {', '.join(names)}, releases uploaded before {moment(until)} count; for the "
-            f"other packages the cutoff is the one before, {moment(cutoff)}."
+            f"For {', '.join(names)}, releases uploaded before {as_moment(until)} count; for the "
+            f"other packages the cutoff is the one before, {as_moment(cutoff)}."
         )
     else:
         # who was upgraded alone waits no longer for the others
         cutoff, later = until, {n: when for n, when in pins.later.items() if when > until}
-        title = f"Move the locks from {moment(pins.cutoff)} to {moment(until)}"
-        means = f"Releases uploaded before {moment(until)} count."
+        title = f"Move the locks from {as_moment(pins.cutoff)} to {as_moment(until)}"
+        means = f"Releases uploaded before {as_moment(until)} count."
     kept = {path: path.read_bytes() for path in (*LOCK_DIR.iterdir(), PAGE) if path.is_file()}
     try:
         write_atomic(PINS_FILE, with_moments(PINS_FILE.read_text(encoding="utf-8"), cutoff, later))
@@ -237,7 +237,7 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
     if names and after == before:
         # a moment that changes nothing would only have to be read by everyone
         _restore(pins, kept)
-        summary = f"{', '.join(names)} had no newer release that fits before {moment(until)}"
+        summary = f"{', '.join(names)} had no newer release that fits before {as_moment(until)}"
         return Outcome("unchanged", summary, data=outcome.data)
     words_of = pull_request(before, after, title, means)
     place = out_dir() / "lock" / "upgrade.md"
@@ -304,10 +304,8 @@ def _unguarded(pins: Pins, progress: Progress) -> Outcome:
     sweep()
     for flavour, python in with_torch(pins):
         job = Job(pins, flavour, python, source)
-        with progress.step(f"resolving {job.what} without the guard"), workspace() as work:
-            packages = resolve_unguarded(job)
-            files = listed(source, home_python(), packages, work)
-        sizes = {p.name: _size(files, p, source) for p in packages}
+        with progress.step(f"resolving {job.what} without the guard"):
+            sizes = {one.name: _size(one, source) for one in resolve_unguarded(job)}
         cuda = [name for name in sizes if is_cuda(name)]
         measured[flavour] = {
             "python": python,
@@ -322,15 +320,14 @@ def _unguarded(pins: Pins, progress: Progress) -> Outcome:
     return Outcome("done", summary, data=measured)
 
 
-def _size(files: Mapping[str, Listed], package: Locked, source: Source) -> int:
-    size = files[package.sha256].size if package.sha256 in files else None
-    if size is None:
+def _size(one: Chosen, source: Source) -> int:
+    if one.listed.size is None:
         raise ForgeError(
-            f"{source.name} does not list the size of {package.name} {package.version}",
+            f"{source.name} does not list the size of {one.name} {one.version}",
             expected="sizes (PEP 700): a sum without one would be too small",
             mend="measure it with another index: pip config list",
         )
-    return size
+    return one.listed.size
 
 
 def say_ignored(source: Source, progress: Progress) -> None:
@@ -362,7 +359,7 @@ def _one(job: Job, options: argparse.Namespace, board: Board) -> dict[str, objec
         raise ForgeError(f"{job.what}: stopped", exit_code=Exit.INTERRUPTED)
     # before the lock: whoever sees the new lock sees its provenance too
     changed = text != before
-    if why != stored(job.flavour, job.python):
+    if why != read(job.flavour, job.python).document:
         write_json(path_of(job.flavour, job.python), why)
         changed = True
     if text != before:
@@ -431,7 +428,7 @@ def provenance_of(job: Job, fresh: Resolved) -> dict[str, Any]:
     """
     known: dict[str, Listed] = {}
     for flavour in filter(None, (job.pins.flavours[job.flavour].on, job.flavour)):
-        for entry in read(flavour, job.python).values():
+        for entry in read(flavour, job.python).packages.values():
             known[entry["sha256"]] = Listed(entry["bytes"], entry["uploaded"])
     nothing = Listed(None, None)
     for digest, one in fresh.files.items():

@@ -48,9 +48,9 @@ from tpuforge.lock.inputs import (
     write_standin,
 )
 from tpuforge.lock.names import LeftOut, ended, load_names
-from tpuforge.lock.provenance import Listed, walk
+from tpuforge.lock.provenance import Listed, as_moment, walk
 from tpuforge.lock.sources import Source
-from tpuforge.lock.view import View, open_view
+from tpuforge.lock.view import Chosen, View, open_view
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import home, out_dir, sha256_text
 from tpuforge.pins import Pins
@@ -237,7 +237,7 @@ class Job:
     @property
     def cutoff(self) -> str:
         """The moment after which uploads do not exist, as pip and uv read it."""
-        return self.pins.cutoff.isoformat().replace("+00:00", "Z")
+        return as_moment(self.pins.cutoff)
 
     def run(self, words: Sequence[str | Path], work: Path) -> Completed:
         """Run a resolver in a workspace, in an environment that holds the view alone.
@@ -446,7 +446,7 @@ def _refuse_cuda(
                 raise _cuda(package.name, f"it requires {needed}; {why}", job.flavour)
 
 
-def resolve_unguarded(job: Job) -> list[Locked]:
+def resolve_unguarded(job: Job) -> list[Chosen]:
     """What the input would bring if nothing kept torch on its CPU build: to measure, not to lock.
 
     Args:
@@ -466,8 +466,7 @@ def resolve_unguarded(job: Job) -> list[Locked]:
         _write(work / "in", [str(name) for name in names])
         _write(work / "constraints", [f"{name}=={number}" for name, number in decided.items()])
         versions = _uv(job, home_python(), work)
-    chosen = job.view.choose(job.who, job.python, versions)
-    return [Locked(one.name, one.version, one.sha256) for one in chosen]
+    return job.view.choose(job.who, job.python, versions)
 
 
 def _target(job: Job, way: str) -> Path | None:
@@ -542,12 +541,7 @@ def _failed(job: Job, done: Completed, no_solution: str) -> ForgeError:
     # of a traceback, only the last line speaks to a person
     said = done.tail.splitlines()[-1] if "Traceback (most" in done.output else done.tail
     if re.search(r"DO NOT MATCH THE HASHES|HashMismatch", done.output):
-        return ForgeError(
-            f"{job.source.name} serves other bytes than it lists:\n{said}",
-            expected="files with the listed SHA-256",
-            mend="do not use this index; tell those who run it",
-            exit_code=Exit.FAULT,
-        )
+        return job.source.wrong("other bytes", said)
     if _OTHER_METADATA.search(done.output):
         return ForgeError(
             f"the metadata of a file is of another one:\n{said}",
@@ -565,11 +559,7 @@ def _failed(job: Job, done: Completed, no_solution: str) -> ForgeError:
             exit_code=Exit.FAULT,
         )
     if re.search(r"404 Client Error|HTTP error 404|404 Not Found", done.output):
-        return ForgeError(
-            f"{job.source.name} lists a file that is not there:\n{said}",
-            expected="every listed file",
-            mend="try later, or another index: pip config list",
-        )
+        return job.source.wrong("missing", said)
     return ForgeError(
         f"resolving {job.what} failed:\n{said}",
         expected="a resolver that comes to an end",

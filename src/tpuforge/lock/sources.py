@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpuforge import pip_settings
-from tpuforge.errors import ForgeError
+from tpuforge.errors import Exit, ForgeError
 from tpuforge.process import Completed, clean_env, redact, run
 
 _UNREACHABLE = re.compile(
@@ -24,6 +24,46 @@ _UNREACHABLE = re.compile(
     r"|error sending request|dns error|operation timed out|SSLError|HTTP status server error"
     r"|CERTIFICATE_VERIFY_FAILED|(?:40[137]|429|50\d) (?:Client|Server) Error",
 )
+
+WRONG = {
+    "other bytes": (
+        "serves other bytes than it lists:\n",
+        "files with the listed SHA-256",
+        "do not use this index; tell those who run it",
+        Exit.FAULT,
+    ),
+    "unreachable": (
+        "cannot be reached: ",
+        "an index that answers",
+        "check the network and pip's settings: pip config list",
+        Exit.CANNOT,
+    ),
+    "no upload times": (
+        "does not say when its files were uploaded:\n",
+        "upload times (PEP 700): without them the cutoff cannot be kept",
+        "use an index that gives them: pip config list",
+        Exit.CANNOT,
+    ),
+    "no digests": (
+        "gives ",
+        "an index that lists digests",
+        "use another index: pip config list",
+        Exit.FAULT,
+    ),
+    "no pages": (
+        "cannot be asked about its files:\n",
+        "the simple repository API in JSON (PEP 691)",
+        "use an index that has it: pip config list",
+        Exit.CANNOT,
+    ),
+    "missing": (
+        "lists a file that is not there:\n",
+        "every listed file",
+        "try later, or another index: pip config list",
+        Exit.CANNOT,
+    ),
+}
+"""What an index can get wrong, the worst first: what it does, what is expected, what mends it."""
 
 
 class UnreachableError(ForgeError):
@@ -108,11 +148,18 @@ class Source:
         if not _UNREACHABLE.search(output):
             return
         last = next((line for line in output.splitlines() if _UNREACHABLE.search(line)), "")
-        raise UnreachableError(
-            f"{self.name} cannot be reached: {last.strip()[:300]}",
-            expected="an index that answers",
-            mend="check the network and pip's settings: pip config list",
-        )
+        raise self.wrong("unreachable", last.strip()[:300])
+
+    def wrong(self, kind: str, what: str) -> ForgeError:
+        """What to raise where the index got something wrong.
+
+        Args:
+            kind: A key of :data:`WRONG`.
+            what: The words of whoever saw it.
+        """
+        does, expected, mend, code = WRONG[kind]
+        made = UnreachableError if kind == "unreachable" else ForgeError
+        return made(f"{self.name} {does}{what}", expected=expected, mend=mend, exit_code=code)
 
 
 def read_source(python: Path) -> Source:

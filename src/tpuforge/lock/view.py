@@ -31,7 +31,8 @@ from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.provenance import Listed
-from tpuforge.lock.sources import Source, UnreachableError
+from tpuforge.lock.sources import WRONG, Source
+from tpuforge.lockfile import Locked
 from tpuforge.paths import ROOT, out_dir
 from tpuforge.process import clean_env, redact, run
 
@@ -133,9 +134,27 @@ class View:
                 mend="rm -r out/lock/cache; if it stays so, the index is wrong",
                 exit_code=Exit.FAULT,
             )
-        uploaded = str(best["upload-time"])[:19] + "Z"
-        listed = Listed(best.get("size"), uploaded, best["filename"])
-        return Chosen(name, version, digest, listed, metadata)
+        return Chosen(name, version, digest, _listed(best), metadata)
+
+    def listed(self, packages: Sequence[Locked]) -> dict[str, Listed]:
+        """What the index itself lists about locked files, whatever the target may take.
+
+        Args:
+            packages: Which files.
+
+        Returns:
+            What is listed, by SHA-256; a file without an entry if the index does not list it.
+
+        Raises:
+            UnreachableError: If the index does not answer.
+            ForgeError: If an answer cannot be used.
+        """
+        found = {}
+        for package in packages:
+            for entry in json.loads(self._get("listed", f"listed/{package.name}")):
+                if entry["hashes"].get("sha256") == package.sha256:
+                    found[package.sha256] = _listed(entry)
+        return found
 
     def probe(self, python: str, name: str) -> None:
         """See whether the index answers, before the resolvers wait for it.
@@ -191,49 +210,12 @@ class View:
             faults: dict[str, str] = json.loads(self._open(f"{who}/faults"))
         except OSError as error:
             raise self._silent(error) from error
-        by_kind: dict[str, list[str]] = {}
-        for what, kind in sorted(faults.items()):
-            by_kind.setdefault(kind, []).append(redact(what)[:300])
-        name = self._source.name
-        if "other bytes" in by_kind:
-            raise ForgeError(
-                f"{name} serves other bytes than it lists:\n{_lines(by_kind['other bytes'])}",
-                expected="files with the listed SHA-256",
-                mend="do not use this index; tell those who run it",
-                exit_code=Exit.FAULT,
-            )
-        if "unreachable" in by_kind:
-            raise UnreachableError(
-                f"{name} cannot be reached: {by_kind['unreachable'][0]}",
-                expected="an index that answers",
-                mend="check the network and pip's settings: pip config list",
-            )
-        if "no upload times" in by_kind:
-            raise ForgeError(
-                f"{name} does not say when its files were uploaded:\n"
-                f"{_lines(by_kind['no upload times'])}",
-                expected="upload times (PEP 700): without them the cutoff cannot be kept",
-                mend="use an index that gives them: pip config list",
-            )
-        if "no digests" in by_kind:
-            raise ForgeError(
-                f"{name} gives {'; '.join(by_kind['no digests'])}",
-                expected="an index that lists digests",
-                mend="use another index: pip config list",
-                exit_code=Exit.FAULT,
-            )
-        if "no pages" in by_kind:
-            raise ForgeError(
-                f"{name} cannot be asked about its files:\n{_lines(by_kind['no pages'])}",
-                expected="the simple repository API in JSON (PEP 691)",
-                mend="use an index that has it: pip config list",
-            )
-        if "missing" in by_kind:
-            raise ForgeError(
-                f"{name} lists a file that is not there:\n{_lines(by_kind['missing'])}",
-                expected="every listed file",
-                mend="try later, or another index: pip config list",
-            )
+        for kind in WRONG:
+            lines = [redact(what)[:300] for what, of in sorted(faults.items()) if of == kind]
+            if lines:
+                # an index that is not there says the same of every page
+                shown = lines[:1] if kind == "unreachable" else lines[:15]
+                raise self._source.wrong(kind, "\n".join(shown))
 
 
 @contextmanager
@@ -321,6 +303,12 @@ def _version(text: str) -> Version | None:
         return None
 
 
+def _listed(entry: Mapping[str, Any]) -> Listed:
+    uploaded = entry.get("upload-time")
+    moment = str(uploaded)[:19] + "Z" if uploaded else None
+    return Listed(entry.get("size"), moment, entry["filename"], entry.get("_url", ""))
+
+
 def _preference(entry: Mapping[str, Any]) -> tuple[bool, int, int, str]:
     """The sorting key of pip's finder, least first: not yanked, best tag, highest build."""
     _, _, build, _ = parse_wheel_filename(entry["filename"])
@@ -339,7 +327,3 @@ def _metadata(text: str) -> dict[str, Any]:
         if values:
             found[field.lower().replace("-", "_")] = [str(value) for value in values]
     return found
-
-
-def _lines(found: Sequence[str]) -> str:
-    return "\n".join(found[:15])
