@@ -22,14 +22,14 @@ BAD_ARCHIVE = (
 """What :mod:`zipfile` raises on bytes that are no archive, and on damaged members."""
 
 
-def is_damage(error: OSError) -> bool:
+def is_damage(error: Exception) -> bool:
     """Whether an error comes from the bytes of an archive, and not from the file system.
 
     Args:
-        error: What :mod:`zipfile` raised: a damaged bzip2 member is an OSError without a number,
-            and an impossible offset is an invalid argument.
+        error: What :mod:`zipfile` raised, one of :data:`BAD_ARCHIVE` or an OSError: of the latter,
+            a damaged bzip2 member has no number, and an impossible offset is an invalid argument.
     """
-    return error.errno in (None, errno.EINVAL)
+    return not isinstance(error, OSError) or error.errno in (None, errno.EINVAL)
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 
 from engine_support import client
 from tpuforge.build import container
+from tpuforge.build.line import Container, Plan
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 
@@ -109,7 +110,8 @@ def test_what_is_the_users_own_is_named_and_not_told(
     assert "hush" not in shlex.join(words)
     told = [words[at + 1] for at, word in enumerate(words) if word == "--env"]
     assert told == ["BAZELISK_HOME=/w/home", f"HOME={tmp_path / 'work' / 'home'}", "HTTPS_PROXY"]
-    env = container.environment(builder(), {"HTTPS_PROXY": "http://me:hush@proxy:1"})
+    proxied = {"HTTPS_PROXY": "http://me:hush@proxy:1"}
+    env = Container(Plan(tmp_path), tmp_path, proxied, builder(), "").process_env()
     assert env == {"HTTPS_PROXY": "http://me:hush@proxy:1", "DOCKER_HOST": "unix:///my engine.sock"}
 
 

@@ -362,19 +362,17 @@ def remembered(
     return report, True
 
 
-def findings_text(report: Report, *, least: Severity = Severity.ERROR) -> str:
-    """The findings of a report for people, two lines each.
+def errors_text(report: Report) -> str:
+    """The errors of a report for people, two lines each.
 
     Args:
         report: The report.
-        least: The lowest severity to show.
     """
-    lines = []
-    for one in report.findings:
-        if list(Severity).index(one.severity) <= list(Severity).index(least):
-            lines.append(f"  {one.severity} {one.rule}: {one.what}")
-            lines.append(f"    expected {one.expected}; {one.remedy}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"  {one.severity} {one.rule}: {one.what}\n    expected {one.expected}; {one.remedy}"
+        for one in report.findings
+        if one.severity is Severity.ERROR
+    )
 
 
 def _show(report: Report) -> None:

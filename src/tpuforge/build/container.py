@@ -204,7 +204,7 @@ def command(
             and so are those that ``env`` names: certificates, a Bazel.
 
     Returns:
-        The words; their environment is :func:`environment`.
+        The words; their environment is ``env`` with that of the builder.
     """
     inside = {key: value for key, value in env.items() if key not in _HOSTS_OWN}
     inside["HOME"] = str(work / "home")
@@ -233,16 +233,6 @@ def command(
     # its signals go to its whole group: to Bazelisk alone they would be swallowed
     limit = f"{limit_s + _GRACE_S:.0f}"
     return [*words, "timeout", "--kill-after=30", limit, BAZELISK, *line[1:]]
-
-
-def environment(builder: Builder, env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the Docker client that runs :func:`command`.
-
-    Args:
-        builder: The image.
-        env: Bazel's environment on the host.
-    """
-    return {**env, **builder.env}
 
 
 @contextlib.contextmanager

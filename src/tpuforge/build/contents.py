@@ -122,9 +122,7 @@ def read(path: Path, work: Path, advance: Callable[[int], None] = lambda _: None
     try:
         with zipfile.ZipFile(path) as archive:
             _read_all(archive, contents, work, advance)
-    except BAD_ARCHIVE as error:
-        contents.faults.append(f"the archive cannot be read: {error}")
-    except OSError as error:
+    except (*BAD_ARCHIVE, OSError) as error:
         if not is_damage(error):
             raise
         contents.faults.append(f"the archive cannot be read: {error}")

@@ -342,7 +342,7 @@ class Container(Host):
 
     def process_env(self) -> Mapping[str, str]:
         """The environment of the client."""
-        return container.environment(self._builder, self.env)
+        return {**self.env, **self._builder.env}
 
     def shown(self, line: Sequence[str]) -> str:
         """The client's line; it needs no variable but those it names."""

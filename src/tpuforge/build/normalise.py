@@ -23,20 +23,17 @@ from __future__ import annotations
 import base64
 import calendar
 import csv
-import errno
 import hashlib
 import io
 import itertools
-import lzma
 import stat
-import struct
 import time
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from tpuforge.archives import BAD_ARCHIVE, is_damage
 from tpuforge.console import size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import atomic_file, sha256_file
@@ -51,17 +48,7 @@ _HASHES = ("sha256", "sha384", "sha512")
 _MARK_BYTES = 18
 # ELF's e_type: a program, a position-independent program or library
 _ELF_PROGRAMS = (2, 3)
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    csv.Error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-)
+_TROUBLE = (*BAD_ARCHIVE, csv.Error, OSError)
 _SHOWN_DIFFERENCES = 20
 _Moment = tuple[int, int, int, int, int, int]
 
@@ -110,8 +97,8 @@ def normalise(wheel: Path, target: Path, epoch: int) -> str:
                 _store(new, record, len(written), moment, iter((written,)))
                 new.close()
                 digest = sha256_file(temporary)
-    except (*_DAMAGE, OSError) as error:
-        if _is_damage(error):
+    except _TROUBLE as error:
+        if is_damage(error):
             raise _damaged(wheel, str(error) or type(error).__name__) from error
         raise
     return digest
@@ -137,8 +124,8 @@ def differences(first: Path, second: Path, limit: int = _SHOWN_DIFFERENCES) -> l
     try:
         with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as two:
             found = [*_content_differences(one, two), *_frame_differences(one, two)]
-    except (*_DAMAGE, OSError) as error:
-        if not _is_damage(error):
+    except _TROUBLE as error:
+        if not is_damage(error):
             raise
         found = [f"not two whole zips ({error})"]
     if not found:
@@ -158,11 +145,6 @@ def _moment(epoch: int) -> _Moment:
             mend="look at SOURCE_DATE_EPOCH, or at the date of the commit",
         )
     return time.gmtime(max(epoch - epoch % 2, _FIRST))[:6]
-
-
-def _is_damage(error: Exception) -> bool:
-    # an offset before the start of the file: zipfile seeks there before it looks
-    return not isinstance(error, OSError) or error.errno == errno.EINVAL
 
 
 def _damaged(wheel: Path, found: str) -> ForgeError:

@@ -16,7 +16,7 @@ import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
 from pathlib import PurePosixPath
@@ -35,7 +35,7 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.build.contents import Contents, Member, module_of
-from tpuforge.build.findings import LIBTPU, TORCH_TPU, Finding, Severity
+from tpuforge.build.findings import LIBTPU, TORCH_TPU, Severity
 from tpuforge.console import size
 
 _AGAIN = "fetch the wheel again, by its digest, or build it again"
@@ -129,7 +129,6 @@ class Subject:
     torch: str | None = None
     xla_commit: str | None = None
     measure_pjrt: Callable[[str], str] | None = None
-    found: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         try:

@@ -35,7 +35,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from tpuforge import pins as pins_module
 from tpuforge.build import bazelrc, checkout, container, preflight, statement
 from tpuforge.build.address import require_public, shown, split
-from tpuforge.build.audit import findings_text, remembered
+from tpuforge.build.audit import errors_text, remembered
 from tpuforge.build.bazelisk import (
     Bazel,
     Tool,
@@ -584,7 +584,7 @@ def _keep(settled: _Settled, one: _Build) -> dict[str, Any]:
         if not report.ok:
             _move(kept, folder / "refused")
             raise ForgeError(
-                f"{path.name} does not pass its audit: {report.verdict}\n{findings_text(report)}",
+                f"{path.name} does not pass its audit: {report.verdict}\n{errors_text(report)}",
                 expected="a wheel without errors",
                 mend=f"mend the source; the wheel is in {folder / 'refused'} to be looked at",
                 exit_code=Exit.FAULT,

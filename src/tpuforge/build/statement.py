@@ -98,7 +98,6 @@ class Build:
         epoch: Time of the wheel's members, seconds since 1970.
         environment: The variables that Bazel got; only their names are told.
         folders: Name to folder, such as ``$SOURCE``: the folder is told by its name.
-        versions: More versions, such as the machine's glibc.
         image: Digest of the builder image (``sha256:…``); None for a build on the host.
         made_sha256: Digest of the wheel as Bazel made it, before it was normalised.
     """
@@ -119,7 +118,6 @@ class Build:
     epoch: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, Path] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None
     made_sha256: str | None = None
 
@@ -179,7 +177,6 @@ def statement(build: Build) -> dict[str, Any]:
         "command": public_line(build.line, build.folders),
         "environment": sorted(build.environment),
         "sourceDateEpoch": build.epoch,
-        "versions": dict(build.versions) or None,
     }
     run = {
         "builder": {

@@ -648,7 +648,7 @@ def _verdicts(audits: Sequence[tuple[audit.Report, bool]]) -> str:
 def _refuse_bad(reports: Sequence[audit.Report]) -> None:
     bad = [report for report in reports if not report.ok]
     if bad:
-        found = [f"{one.file}: {one.verdict}\n{audit.findings_text(one)}" for one in bad]
+        found = [f"{one.file}: {one.verdict}\n{audit.errors_text(one)}" for one in bad]
         raise ForgeError(
             "the audit finds errors in wheels that the lock names\n" + "\n".join(found),
             expected="wheels that are what they say",
@@ -688,7 +688,7 @@ def _missing(
     bad = [one for one, _ in audits if not one.ok]
     if audits:
         lines.append(f"  what came is kept; audited: {_verdicts(audits)}")
-        lines += [audit.findings_text(one) for one in bad]
+        lines += [audit.errors_text(one) for one in bad]
     where = "no source has" if len(looked) < len(places) else "offline, and no directory has"
     return ForgeError(
         f"{len(report.problems)} of {count} wheels are missing: {where} them\n" + "\n".join(lines),
