@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tpuforge.errors import ForgeError
 from tpuforge.paths import ROOT, out_dir, parse_json, read_json
+from tpuforge.records import Form, misfit
 
 SCHEMA = "tpuforge.health/1"
 TIERS = ("static", "import", "compile", "simulate", "device")
@@ -24,8 +25,7 @@ _MOST = 1000
 _STATUSES = ("passed", "failed", "not run")
 _NUMBER = (int, float)
 _OPTIONAL_TEXT, _OPTIONAL_COUNT = (str, type(None)), (int, type(None))
-_Shape = Mapping[str, type | tuple[type, ...]]
-_REPORT: _Shape = {
+_REPORT: Form = {
     "image": (dict, type(None)),
     "started": str,
     "seconds": _NUMBER,
@@ -38,7 +38,7 @@ _REPORT: _Shape = {
     "checks": list,
     "packages": list,
 }
-_TIER: _Shape = {
+_TIER: Form = {
     "status": str,
     "why": str,
     "required": bool,
@@ -48,7 +48,7 @@ _TIER: _Shape = {
     "failed": int,
     "not_run": int,
 }
-_CHECK: _Shape = {
+_CHECK: Form = {
     "id": str,
     "tier": str,
     "purpose": str,
@@ -184,16 +184,16 @@ def flaw(report: Any) -> str:
     """
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
         return f"it has not the schema {SCHEMA}"
-    if wrong := _misfit(report, _REPORT):
+    if wrong := misfit(report, _REPORT):
         return wrong
     tiers, checks = report["tiers"], report["checks"]
     if set(tiers) != set(TIERS):
         return f"its tiers are not {', '.join(TIERS)}"
     for name, tier in tiers.items():
-        if wrong := _misfit(tier, _TIER):
+        if wrong := misfit(tier, _TIER):
             return f"tier {name}: {wrong}"
     for check in checks:
-        if wrong := _misfit(check, _CHECK):
+        if wrong := misfit(check, _CHECK):
             return f"a check: {wrong}"
         if check["tier"] not in TIERS or check["status"] not in _STATUSES:
             return f"the check {check['id']} has an unknown tier or status"
@@ -209,19 +209,6 @@ def flaw(report: Any) -> str:
     # "unjudged" claims nothing, and the suite says it also for reasons that no check shows
     if report["verdict"] not in (judged, "unjudged"):
         return f"it says {report['verdict']}, and its checks say {judged}"
-    return ""
-
-
-def _misfit(value: Any, shape: _Shape) -> str:
-    """The first key of a table that is missing or of another type."""
-    if not isinstance(value, dict):
-        return "it is no object"
-    for key, kind in shape.items():
-        if key not in value:
-            return f"it has no {key}"
-        # for Python true is a number
-        if not isinstance(value[key], kind) or (isinstance(value[key], bool) and kind is not bool):
-            return f"its {key} has another type"
     return ""
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from tpuforge.paths import read_json
 
-Form = type | list[Any] | Mapping[str, Any]
-"""What a value has to be: a type, a list of one form, or an object with at least these keys."""
+Form = type | tuple[type, ...] | list[Any] | Mapping[str, Any]
+"""What a value has to be: a type or one of several, a list of one form, or an object with at least
+these keys."""
 
 
 def read_record(path: Path, schema: str, form: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -24,17 +25,33 @@ def read_record(path: Path, schema: str, form: Mapping[str, Any]) -> dict[str, A
         The record, with all its keys; None if there is none or it has another form.
     """
     found = read_json(path)
-    if isinstance(found, dict) and found.get("schema") == schema and _fits(found, form):
+    if isinstance(found, dict) and found.get("schema") == schema and not misfit(found, form):
         return found
     return None
 
 
-def _fits(value: object, form: Form) -> bool:
+def misfit(value: object, form: Form) -> str:
+    """What keeps a value from having a form.
+
+    Args:
+        value: Any JSON.
+        form: The form.
+
+    Returns:
+        A clause about the first key that is missing or of another type; empty if it fits.
+    """
     if isinstance(form, Mapping):
-        return isinstance(value, dict) and all(
-            name in value and _fits(value[name], inner) for name, inner in form.items()
-        )
+        if not isinstance(value, dict):
+            return "it is no object"
+        for name, inner in form.items():
+            if name not in value:
+                return f"it has no {name}"
+            if misfit(value[name], inner):
+                return f"its {name} has another type"
+        return ""
     if isinstance(form, list):
-        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
-    # exactly this type: in Python a bool is an int, in JSON it is not
-    return type(value) is form
+        fits = isinstance(value, list) and not any(misfit(item, form[0]) for item in value)
+    else:
+        # exactly this type: in Python a bool is an int, in JSON it is not
+        fits = type(value) in (form if isinstance(form, tuple) else (form,))
+    return "" if fits else "it has another type"
