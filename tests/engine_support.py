@@ -6,6 +6,8 @@ without buildx, silent) can be met without having one.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import stat
@@ -13,6 +15,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
+
+from tpuforge.images import engine as verb
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 CONTAINERD = [["driver-type", "io.containerd.snapshotter.v1"]]
@@ -90,19 +95,10 @@ def environment(out: Path, path: Path | str | None = None, **extra: str) -> dict
     return env | extra
 
 
-def engine(
-    env: dict[str, str], *arguments: str, as_user: bool = False, prefix: Sequence[str] = ()
-) -> tuple[int, str]:
-    """Run the verb; its exit code and all it said.
-
-    ``as_user`` has it believe that it does not run as root.
-    """
-    command = [sys.executable, "-m", "tpuforge.images.engine"]
-    if as_user:
-        lines = "import os, sys; os.geteuid = lambda: 1000; from tpuforge.images import engine; "
-        command = [sys.executable, "-c", lines + "sys.exit(engine.main(sys.argv[1:]))"]
+def engine(env: dict[str, str], *arguments: str, prefix: Sequence[str] = ()) -> tuple[int, str]:
+    """Run the verb; its exit code and all it said."""
     done = subprocess.run(
-        [*prefix, *command, *arguments],
+        [*prefix, sys.executable, "-m", "tpuforge.images.engine", *arguments],
         env=env,
         capture_output=True,
         text=True,
@@ -110,6 +106,22 @@ def engine(
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
+
+
+def probe(env: dict[str, str], *arguments: str, as_user: bool = False) -> tuple[int, str]:
+    """Run the verb in this process; its exit code and all it said.
+
+    ``as_user`` has it believe that it does not run as root.
+    """
+    said = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, env, clear=True),
+        mock.patch.object(os, "geteuid", lambda: 1000 if as_user else os.getuid()),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        code = verb.main(arguments)
+    return code, said.getvalue()
 
 
 def record(out: Path) -> dict[str, object]:

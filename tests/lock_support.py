@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -175,7 +176,15 @@ class Checkout:
         return self.lock / "runtime-py311.txt"
 
     def start(self, verb: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        """Start a verb as a user would, with nothing of this machine's pip configuration."""
+        """Start a verb as a user would."""
+        return self._started([sys.executable, "-m", f"tpuforge.lock.{verb}", *arguments], env)
+
+    def run(self, verb: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end."""
+        return self._ended([sys.executable, "-m", f"tpuforge.lock.{verb}", *arguments], env)
+
+    def _started(self, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """A program, with nothing of this machine's pip configuration."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
         clean |= {
             "PYTHONPATH": str(self.root / "src"),
@@ -184,22 +193,41 @@ class Checkout:
             "COLUMNS": "500",
         }
         return subprocess.Popen(
-            [sys.executable, "-m", f"tpuforge.lock.{verb}", *arguments],
-            env=clean | env,
+            words,
+            env={**clean, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, verb: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a verb to its end."""
-        child = self.start(verb, *arguments, **env)
+    def _ended(
+        self, words: Sequence[str], env: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        child = self._started(words, env)
         try:
             out, errors = child.communicate(timeout=180)
         finally:
             child.kill()
         return subprocess.CompletedProcess(child.args, child.returncode, out, errors)
+
+    def run_each(self, verb: str, *lines: Sequence[str], **env: str) -> list[tuple[int, str, str]]:
+        """Run a verb once for each line, all in one process; exit code, output and errors."""
+        done = self._ended([sys.executable, "-c", _EACH, verb, json.dumps(lines)], env)
+        assert done.returncode == 0, done.stderr
+        return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+# most of a start is imports
+_EACH = """
+import contextlib, importlib, io, json, sys
+verb = importlib.import_module("tpuforge.lock." + sys.argv[1])
+for words in json.loads(sys.argv[2]):
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = int(verb.main(words))
+    print(json.dumps([code, out.getvalue(), errors.getvalue()]))
+"""
 
 
 def checkout(folder: Path, *, small: bool) -> Checkout:

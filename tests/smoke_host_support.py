@@ -7,7 +7,10 @@ test sees exactly what the real client would have been asked. Tests of the real 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
+import io
 import json
 import os
 import subprocess
@@ -15,6 +18,7 @@ import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tpuforge.paths import sha256_text
 
@@ -171,10 +175,22 @@ def owner(out: Path) -> str:
     return sha256_text(str(out))[:16]
 
 
-def forge(
+def forge(module: str, *arguments: str, out: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb with an out folder of its own, in this process: most of a start is imports."""
+    said, told = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, verb_env(out, **env), clear=True),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(told),
+    ):
+        code = importlib.import_module(f"tpuforge.{module}").main(arguments)
+    return subprocess.CompletedProcess(arguments, int(code), said.getvalue(), told.getvalue())
+
+
+def forge_apart(
     module: str, *arguments: str, out: Path, timeout: float = 120, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a verb as a user's shell would, with an out folder of its own."""
+    """Run a verb as a user's shell would, as a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", f"tpuforge.{module}", *arguments],
         env=verb_env(out, **env),

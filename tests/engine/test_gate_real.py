@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bake_support import Engine, Image, link
-from smoke_host_support import forge, owner
+from smoke_host_support import forge_apart, owner
 
 CHOSEN = ("--tier", "static,import", "-k", "static.needed or import.pjrt-pair or static.guard")
 MAY_TAKE_S = 600
@@ -55,7 +55,7 @@ def test_a_broken_image_closes_the_gate_and_is_not_run_twice(
     engine: Engine, image: Image, broken: str, out: Path
 ) -> None:
     words = (*CHOSEN, "--image", image.record["image"], "--image-ref", broken)
-    done = forge("smoke.health", *words, out=out, timeout=MAY_TAKE_S)
+    done = forge_apart("smoke.health", *words, out=out, timeout=MAY_TAKE_S)
     assert done.returncode == 1, done.stdout + done.stderr
     good, bad = verdict(out)["images"]
     assert (good["verdict"], good["failed"], good["cached"]) == ("healthy", [], False)
@@ -65,7 +65,7 @@ def test_a_broken_image_closes_the_gate_and_is_not_run_twice(
     assert bad["suite_sha256"] == good["suite_sha256"] == image.record["suite_sha256"]
     assert bad["key"] != good["key"]
     started = time.monotonic()
-    again = forge("smoke.health", *words, out=out)
+    again = forge_apart("smoke.health", *words, out=out)
     assert time.monotonic() - started < 5
     assert again.returncode == 1
     assert "2 unchanged since an earlier run, and not run again" in again.stdout

@@ -18,7 +18,7 @@ import pytest
 
 import smoke_host_support as support
 from bake_support import Engine, Image, engine, image, link
-from smoke_host_support import forge, owner, verb_env
+from smoke_host_support import forge_apart, owner, verb_env
 
 __all__ = ["engine", "image"]
 
@@ -84,7 +84,7 @@ def test_killed_beyond_repair_the_next_run_cleans_up(
     child.kill()
     child.wait()
     assert not (out / "health" / image.slug).exists()
-    done = forge("smoke.health", *STATIC, out=out, timeout=300)
+    done = forge_apart("smoke.health", *STATIC, out=out, timeout=300)
     assert done.returncode == 0, done.stderr
     assert name not in ours(engine, out)
     left = sorted(path.name for path in (out / "health").iterdir())
@@ -96,7 +96,7 @@ def test_an_engine_that_is_gone(out: Path) -> None:
     gone = "unix:///nowhere/docker.sock"
     (out / "engine/engine.json").unlink()
     support.write(out / "engine/engine.json", {**record, "env": {"DOCKER_HOST": gone}})
-    done = forge("smoke.health", *STATIC, out=out, DOCKER_HOST=gone)
+    done = forge_apart("smoke.health", *STATIC, out=out, DOCKER_HOST=gone)
     assert done.returncode == 2
     assert gone in done.stderr
     assert "expected:" in done.stderr
@@ -169,7 +169,7 @@ def tiny(engine: Engine, image: Image, tmp_path: Path) -> Iterator[tuple[Path, P
 
 def test_an_image_without_the_suite(tiny: tuple[Path, Path]) -> None:
     out, _ = tiny
-    done = forge("smoke.health", *STATIC, out=out)
+    done = forge_apart("smoke.health", *STATIC, out=out)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the image has no command health" in done.stderr
     assert "./forge bake" in done.stderr
@@ -180,7 +180,7 @@ def test_a_layer_with_a_flipped_byte_is_never_run(engine: Engine, tiny: tuple[Pa
     data = bytearray(layer.read_bytes())
     data[-1] ^= 1
     layer.write_bytes(data)
-    done = forge("smoke.health", *STATIC, out=out)
+    done = forge_apart("smoke.health", *STATIC, out=out)
     assert done.returncode == 1
     assert "is not the OCI layout of tpuforge/tests-tiny:1" in done.stderr
     assert f"{layer.name} has another digest than its name" in done.stderr
@@ -192,14 +192,14 @@ def test_an_image_whose_record_names_another_digest(tiny: tuple[Path, Path]) -> 
     path = out / "images/runtime-py311/image.json"
     record = json.loads(path.read_text())
     support.write(path, {**record, "manifest_digest": "sha256:" + "0" * 64})
-    done = forge("smoke.health", *STATIC, out=out)
+    done = forge_apart("smoke.health", *STATIC, out=out)
     assert done.returncode == 1
     assert "is not the OCI layout of tpuforge/tests-tiny:1" in done.stderr
 
 
 def test_a_folder_for_results_that_cannot_be_made(out: Path) -> None:
     (out / "health").write_text("in the way")
-    done = forge("smoke.health", *STATIC, out=out)
+    done = forge_apart("smoke.health", *STATIC, out=out)
     assert done.returncode == 2
     assert "expected: files and folders that can be read and written" in done.stderr
     assert (out / "health").read_text() == "in the way"
@@ -207,6 +207,6 @@ def test_a_folder_for_results_that_cannot_be_made(out: Path) -> None:
 
 def test_an_out_folder_that_cannot_be_made() -> None:
     for module in ("smoke.health", "smoke.bench", "release.report"):
-        done = forge(module, out=Path("/proc/none/out"))
+        done = forge_apart(module, out=Path("/proc/none/out"))
         assert done.returncode == 2
         assert "Traceback" not in done.stderr

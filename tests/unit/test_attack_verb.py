@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bake_support import verb
+from smoke_host_support import forge
 
 
 @pytest.mark.parametrize("image", ["../../../victim", "x" * 5000, "a\x1b[2J b\n", "--help"])
-def test_a_result_stays_in_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str
-) -> None:
+def test_a_result_stays_in_its_folder(tmp_path: Path, image: str) -> None:
     out = tmp_path / "out"
-    monkeypatch.setenv("TPUFORGE_OUT", str(out))
-    done = verb("tpuforge.release.verify", f"--image={image}")
+    done = forge("release.verify", f"--image={image}", out=out)
     assert done.returncode == 2, done.stderr
     assert "there is no finished image" in done.stderr
     assert "\x1b" not in done.stderr and len(done.stderr) < 2000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import smoke_host_support as support
-from smoke_host_support import DIGEST, calls, fake_engine, fill, forge
+from smoke_host_support import DIGEST, calls, fake_engine, fill, forge, forge_apart
 from tpuforge.smoke import container, simulator
 
 
@@ -68,7 +68,7 @@ def test_a_measurement_that_is_kept_waits_for_no_run(tmp_path: Path) -> None:
     (tmp_path / ".locks").mkdir(exist_ok=True)
     with (tmp_path / ".locks/smoke").open("w", encoding="utf-8") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        done = forge("smoke.bench", out=tmp_path, timeout=30)
+        done = forge_apart("smoke.bench", out=tmp_path, timeout=30)
     assert done.returncode == 0, done.stderr
     assert "bench: nothing to do" in done.stdout
     assert "waiting" not in done.stderr

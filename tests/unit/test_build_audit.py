@@ -136,7 +136,6 @@ def also(*spoils: Spoil) -> Spoil:
     return spoil
 
 
-NEEDED = ("libxla_base.so", "libpywrap_2_13_0_common.so", "libc.so.6")
 SPOILED: list[tuple[str, str, Spoil]] = [
     ("archive", "is there twice", set_to(twice="torch_tpu/__init__.py")),
     ("archive", "leaves the folder", put("torch_tpu/../../evil.py", b"")),
@@ -565,7 +564,7 @@ def test_random_damage_to_the_archive_is_a_finding_and_nothing_else(tmp_path: Pa
     chance = random.Random(5)
     path = tmp_path / "damaged.whl"
     bad = 0
-    for _ in range(200):
+    for _ in range(60):
         data = bytearray(good)
         for _ in range(3):
             # most of them in the central directory, at the end
@@ -573,7 +572,7 @@ def test_random_damage_to_the_archive_is_a_finding_and_nothing_else(tmp_path: Pa
             data[chance.randrange(first, len(data))] = chance.randrange(256)
         path.write_bytes(bytes(data))
         bad += bool(contents.read(path, tmp_path).faults)
-    assert bad > 120
+    assert bad > 35
 
 
 def test_a_record_that_is_no_table(tmp_path: Path) -> None:

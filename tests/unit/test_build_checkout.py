@@ -34,10 +34,10 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.fixture
-def upstream(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with a tag, an annotated tag and a branch."""
-    folder = tmp_path / "upstream-家"
+    folder = tmp_path_factory.mktemp("repository")
     (folder / "ci" / "wheel").mkdir(parents=True)
     (folder / "ci" / "wheel" / "BUILD").write_text("# the wheel\n")
     (folder / "MODULE.bazel").touch()
@@ -52,6 +52,12 @@ def upstream(tmp_path: Path) -> Path:
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "second")
     return folder
+
+
+@pytest.fixture
+def upstream(repository: Path, tmp_path: Path) -> Path:
+    """A copy of that repository, for a test to change."""
+    return Path(shutil.copytree(repository, tmp_path / "upstream-家", symlinks=True))
 
 
 def head(folder: Path, name: str = "HEAD") -> str:

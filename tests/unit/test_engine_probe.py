@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine_support import Answers, builder, client, engine, environment, info, record, silent
+from engine_support import Answers, builder, client, environment, info, probe, record, silent
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.images import daemon
@@ -24,7 +24,7 @@ LIST = "NAME/NODE DRIVER/ENDPOINT STATUS BUILDKIT PLATFORMS\n"
 
 def run(tmp_path: Path, answers: Answers, *arguments: str, **extra: str) -> tuple[int, str]:
     env = environment(tmp_path / "out", client(tmp_path / "bin", answers), **extra)
-    return engine({"DOCKER_HOST": NAMED} | env, *arguments)
+    return probe({"DOCKER_HOST": NAMED} | env, *arguments)
 
 
 def test_a_docker_that_can_bake_is_recorded(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_docker_that_can_bake_is_recorded(tmp_path: Path) -> None:
 def test_a_second_look_changes_nothing(tmp_path: Path) -> None:
     path = client(tmp_path / "bin", info() | builder())
     env = environment(tmp_path / "out", path, DOCKER_HOST=NAMED)
-    assert engine(env)[0] == 0
-    code, output = engine(env)
+    assert probe(env)[0] == 0
+    code, output = probe(env)
     assert code == 0
     assert "nothing to do" in output
 
@@ -140,13 +140,13 @@ def test_a_context_names_a_docker_too(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.json").write_text('{"currentContext": "mine"}')
     env = environment(tmp_path / "out", path, DOCKER_CONFIG=str(tmp_path / "config"))
-    assert engine(env)[0] == 0
+    assert probe(env)[0] == 0
     assert record(tmp_path / "out")["docker_host"] == "unix:///run/mine.sock"
 
 
 def test_a_context_that_is_not_there(tmp_path: Path) -> None:
     path = client(tmp_path / "bin", {"context inspect": (1, "context not found")})
-    code, output = engine(environment(tmp_path / "out", path, DOCKER_CONTEXT="gone"))
+    code, output = probe(environment(tmp_path / "out", path, DOCKER_CONTEXT="gone"))
     assert code == 2
     assert "the Docker context 'gone', named by DOCKER_CONTEXT, is not there" in output
 
@@ -155,7 +155,7 @@ def test_a_context_that_is_not_there(tmp_path: Path) -> None:
 def test_no_docker_at_all(tmp_path: Path, as_user: bool) -> None:
     (tmp_path / "empty").mkdir()
     env = environment(tmp_path / "out", tmp_path / "empty")
-    code, output = engine(env, "--no-install", as_user=as_user)
+    code, output = probe(env, "--no-install", as_user=as_user)
     assert code == 2
     assert "there is no Docker client on PATH" in output
     if as_user:
@@ -166,14 +166,14 @@ def test_no_docker_at_all(tmp_path: Path, as_user: bool) -> None:
 
 def test_a_user_whose_docker_is_silent_gets_commands(tmp_path: Path) -> None:
     path = client(tmp_path / "bin", silent("Cannot connect to the Docker daemon"))
-    code, output = engine(environment(tmp_path / "out", path), as_user=True)
+    code, output = probe(environment(tmp_path / "out", path), as_user=True)
     assert code == 2
     assert "no Docker daemon answers at unix:///var/run/docker.sock" in output
     assert "sudo apt-get install docker.io docker-buildx" in output
 
 
 def test_stop_without_a_private_engine_does_nothing(tmp_path: Path) -> None:
-    code, output = engine(environment(tmp_path / "out"), "--stop")
+    code, output = probe(environment(tmp_path / "out"), "--stop")
     assert code == 0
     assert "no private engine runs" in output
 
@@ -193,7 +193,7 @@ def test_versions_and_builders_are_read_in_all_their_spellings() -> None:
 
 def test_a_docker_that_is_named_and_no_client(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    code, output = engine(environment(tmp_path / "out", tmp_path / "empty", DOCKER_HOST=NAMED))
+    code, output = probe(environment(tmp_path / "out", tmp_path / "empty", DOCKER_HOST=NAMED))
     assert code == 2
     assert f"no Docker client on PATH to reach {NAMED}" in output
     assert "apt-get install docker-cli" in output

@@ -63,18 +63,22 @@ def test_what_an_index_says_and_the_format_does_not_take_is_refused(
     assert caught.value.exit_code == Exit.FAULT
 
 
-def test_sbom_of_every_lock_is_valid_whole_and_the_same_bytes_each_time() -> None:
+def test_same_lock_gives_the_same_sbom_in_any_order() -> None:
+    packages, why = read_lock(lock_path("smoke", "3.11")), provenance.read("smoke", "3.11").packages
+    text = export.sbom_text(load(), "smoke-py311", packages, why)
+    assert text == export.sbom_text(load(), "smoke-py311", packages[::-1], why)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+
+
+def test_sbom_of_every_lock_is_whole() -> None:
     pins = load()
-    validator = JsonStrictValidator(SchemaVersion.V1_6)
     host = pins.torch.index.removeprefix("https://")
     for flavour, python in existing(pins):
         packages = read_lock(lock_path(flavour, python))
         name = lock_path(flavour, python).stem
         why = provenance.read(flavour, python).packages
-        text = export.sbom_text(pins, name, packages, why)
-        assert text == export.sbom_text(pins, name, packages[::-1], why)
-        assert validator.validate_str(text) is None
-        bill = json.loads(text)
+        # what the schema does not take is not given out
+        bill = json.loads(export.sbom_text(pins, name, packages, why))
         assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
         held = {
             Locked(one["name"], one["version"], one["hashes"][0]["content"])
