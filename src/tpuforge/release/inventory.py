@@ -197,11 +197,11 @@ def read(
         progress.step("reading the layers"),
         ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
     ):
-        # the largest first, so that none is left for the end
-        read_all = pool.map(
-            lambda blob: _read(layout, blob, stop, bare=bare, contents=contents), order
-        )
         try:
+            # the largest first, so that none is left for the end
+            read_all = pool.map(
+                lambda blob: _read(layout, blob, stop, bare=bare, contents=contents), order
+            )
             known |= {layer.digest: layer for layer in read_all}
         except BaseException:
             # the pool waits for its threads: whoever pressed Ctrl-C should not
