@@ -20,9 +20,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TORCH = "2.13.0+cpu"
 PYBIND = b"Python version mismatch: module was compiled for Python %s\0"
 
-_STRTAB, _DYNSYM, _HASH, _DYNAMIC, _VERNEED, _PROGBITS = 3, 11, 5, 6, 0x6FFFFFFE, 1
+_STRTAB, _DYNSYM, _DYNAMIC, _PROGBITS = 3, 11, 6, 1
+_HASH, _VERNEED = 0x6FFFFFF6, 0x6FFFFFFE
 _DT_NEEDED, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT = 1, 5, 6, 10, 11
-_DT_SONAME, _DT_HASH, _DT_RUNPATH, _DT_RPATH = 14, 4, 29, 15
+_DT_SONAME, _DT_HASH, _DT_RUNPATH, _DT_RPATH = 14, 0x6FFFFEF5, 29, 15
 _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFE, 0x6FFFFFFF
 
 
@@ -39,12 +40,10 @@ class _Strings:
 
 
 def _hash(name: str) -> int:
-    """The hash of the System V ABI."""
-    value = 0
+    """The hash of GNU's table of symbols."""
+    value = 5381
     for byte in name.encode():
-        value = (value << 4) + byte
-        high = value & 0xF0000000
-        value = (value ^ (high >> 24)) & ~high
+        value = (value * 33 + byte) % 2**32
     return value
 
 
@@ -56,6 +55,8 @@ def make_elf(
     rpath: str = "",
     wants: Mapping[str, Sequence[str]] | None = None,
     exports: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    hashed: bool = True,
     machine: int = X86_64,
     data: bytes = b"",
     debug: int = 0,
@@ -69,6 +70,8 @@ def make_elf(
         rpath: The same in the older form.
         wants: Library to the symbol versions it needs from it.
         exports: Functions it defines.
+        imports: Symbols that it wants from others.
+        hashed: Whether its symbols can be looked up by a hash table.
         machine: The ABI's number of its processor.
         data: Its read-only data.
         debug: Bytes of debugging information.
@@ -79,12 +82,16 @@ def make_elf(
         if text:
             dynamic.append((tag, strings.add(text)))
     symbols = struct.pack("<IBBHQQ", 0, 0, 0, 0, 0, 0)
+    for name in imports:
+        symbols += struct.pack("<IBBHQQ", strings.add(name), 0x10, 0, 0, 0, 0)
     for name in exports:
         symbols += struct.pack("<IBBHQQ", strings.add(name), 0x12, 0, 1, 64, 1)
-    count = 1 + len(exports)
-    # one bucket: a chain through all symbols
-    chain = [0, *range(2, count), 0][:count]
-    table = struct.pack(f"<{3 + count}I", 1, count, 1 if exports else 0, *chain)
+    # one bucket: a chain through all that is defined, whose last hash is odd; a filter of ones
+    first = 1 + len(imports)
+    chain = [_hash(name) & ~1 for name in exports]
+    chain[-1:] = [value | 1 for value in chain[-1:]]
+    table = struct.pack("<IIIIQI", 1, first, 1, 0, 2**64 - 1, first if exports else 0)
+    table += struct.pack(f"<{len(chain)}I", *chain)
     versions = b""
     libraries = list((wants or {}).items())
     for index, (library, names) in enumerate(libraries):
@@ -93,14 +100,15 @@ def make_elf(
         versions += struct.pack("<HHIII", 1, len(names), strings.add(library), 16, following)
         for number, name in enumerate(names):
             after = 0 if number == len(names) - 1 else 16
-            versions += struct.pack("<IHHII", _hash(name), 0, 2, strings.add(name), after)
+            versions += struct.pack("<IHHII", 0, 0, 2, strings.add(name), after)
     parts: list[tuple[str, int, bytes, int, int, int]] = [
         # name, type, bytes, link, info, size of an entry
         (".dynstr", _STRTAB, strings.data, 0, 0, 0),
         (".dynsym", _DYNSYM, symbols, 1, 1, 24),
-        (".hash", _HASH, table, 2, 0, 4),
         (".rodata", _PROGBITS, data, 0, 0, 0),
     ]
+    if hashed:
+        parts.append((".gnu.hash", _HASH, table, 2, 0, 0))
     if versions:
         parts.append((".gnu.version_r", _VERNEED, versions, 1, len(libraries), 0))
     if debug:
@@ -130,10 +138,11 @@ def _assemble(
         *dynamic,
         (_DT_STRTAB, places[".dynstr"]),
         (_DT_SYMTAB, places[".dynsym"]),
-        (_DT_HASH, places[".hash"]),
         (_DT_STRSZ, len(parts[0][2])),
         (_DT_SYMENT, 24),
     ]
+    if ".gnu.hash" in places:
+        dynamic.append((_DT_HASH, places[".gnu.hash"]))
     if libraries:
         dynamic += [(_DT_VERNEED, places[".gnu.version_r"]), (_DT_VERNEEDNUM, libraries)]
     table = b"".join(struct.pack("<qQ", *entry) for entry in (*dynamic, (0, 0)))

@@ -6,12 +6,13 @@ import base64
 import hashlib
 import json
 import os
-import struct
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
+
+from elf_support import make_elf
 
 ROOT = Path(__file__).resolve().parents[1]
 CLI = ROOT / "smoke" / "cli.py"
@@ -96,67 +97,10 @@ def elf(
     needed: tuple[str, ...],
     runpath: str = "",
     wants: dict[str, tuple[str, ...]] | None = None,
-    *,
-    undefined: tuple[str, ...] = (),
-    defined: tuple[str, ...] = (),
-    machine: int = 62,
-    rpath: str = "",
+    **more: Any,
 ) -> bytes:
-    """A shared library that is nothing but its dynamic section, with symbols if there are any."""
-    names = bytearray(b"\0")
-
-    def name(text: str) -> int:
-        place = len(names)
-        names.extend(text.encode() + b"\0")
-        return place
-
-    entries = [(1, name(text)) for text in needed]
-    if runpath:
-        entries.append((29, name(runpath)))
-    if rpath:
-        entries.append((15, name(rpath)))
-    need = bytearray()
-    wanted = list((wants or {}).items())
-    for index, (library, versions) in enumerate(wanted):
-        following = 0 if index == len(wanted) - 1 else 16 + 16 * len(versions)
-        need += struct.pack("<HHIII", 1, len(versions), name(library), 16, following)
-        for number, version in enumerate(versions):
-            after = 0 if number == len(versions) - 1 else 16
-            need += struct.pack("<IHHII", 0, 0, 2, name(version), after)
-    symbols = bytearray(24)
-    for word in (*undefined, *defined):
-        symbols += struct.pack("<IBBHQQ", name(word), 1 << 4, 0, int(word in defined), 0, 0)
-    first = 1 + len(undefined)
-    hashes = [_gnu_hash(word) & ~1 for word in defined]
-    if hashes:
-        hashes[-1] |= 1
-    table_of_names = struct.pack("<IIIIQI", 1, first, 1, 0, 2**64 - 1, first if hashes else 0)
-    table_of_names += b"".join(struct.pack("<I", value) for value in hashes)
-    head = 64 + 2 * 56
-    strings = head
-    needs = strings + len(names)
-    dynamic = needs + len(need)
-    entries.append((5, strings))
-    if undefined or defined:
-        entries += [(6, dynamic), (0x6FFFFEF5, dynamic + len(symbols))]
-        need += symbols + table_of_names
-        dynamic += len(symbols) + len(table_of_names)
-    if wanted:
-        entries += [(0x6FFFFFFE, needs), (0x6FFFFFFF, len(wanted))]
-    table = b"".join(struct.pack("<qQ", *entry) for entry in [*entries, (0, 0)])
-    size = dynamic + len(table)
-    ident = b"\x7fELF\x02\x01\x01" + bytes(9)
-    header = struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
-    load = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, size, size, 4096)
-    section = struct.pack("<IIQQQQQQ", 2, 4, dynamic, dynamic, dynamic, len(table), len(table), 8)
-    return ident + header + load + section + bytes(names) + bytes(need) + table
-
-
-def _gnu_hash(name: str) -> int:
-    value = 5381
-    for byte in name.encode():
-        value = (value * 33 + byte) % 2**32
-    return value
+    """A shared library without code."""
+    return make_elf(needed=needed, runpath=runpath, wants=wants, **more)
 
 
 class Environment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +24,10 @@ def torch_tpu(
     """Install a torch_tpu whose glue calls one function of torch."""
     files = {}
     for version in versions:
-        data = library(("libc10.so",), undefined=(CALLED, "PyList_New"))
+        data = library(("libc10.so",), imports=(CALLED, "PyList_New"))
         files[f"torch_tpu/_internal/env_{version}.so"] = data
         common = f"torch_tpu/csrc/common/glue_{version}/libpywrap_{version}_common.so"
-        files[common] = library((), defined=("of_the_glue",))
+        files[common] = library((), exports=("of_the_glue",))
     requires = ("torch>=2.12.0,<=2.13.0", "numpy>=2", "libtpu>=0.0.50")
     info = package(site, "torch-tpu", "0.2.0", files, requires)
     (info / "entry_points.txt").write_text(entry)
@@ -42,9 +41,9 @@ def site(tmp_path: Path) -> Path:
     torch(folder)
     torch_tpu(folder)
     package(folder, "numpy", "2.4.6")
-    package(folder, "libtpu", "0.0.52", {"libtpu/libtpu.so": library((), defined=("GetPjrtApi",))})
+    package(folder, "libtpu", "0.0.52", {"libtpu/libtpu.so": library((), exports=("GetPjrtApi",))})
     (folder / "torch/lib").mkdir()
-    (folder / "torch/lib/libc10.so").write_bytes(library((), defined=("_ZN3c105other", CALLED)))
+    (folder / "torch/lib/libc10.so").write_bytes(library((), exports=("_ZN3c105other", CALLED)))
     return folder
 
 
@@ -194,7 +193,7 @@ def test_a_torch_that_defines_what_the_glue_calls(site: Path, tmp_path: Path) ->
 
 
 def test_a_torch_of_another_abi(site: Path, tmp_path: Path) -> None:
-    (site / "torch/lib/libc10.so").write_bytes(library((), defined=("_ZN3c105other",)))
+    (site / "torch/lib/libc10.so").write_bytes(library((), exports=("_ZN3c105other",)))
     problems, _ = installed.abi_problems(site, tmp_path, "2_13_0")
     assert problems == [
         "the glue for torch 2.13.0 needs 1 symbols that the installed torch does not define, "
@@ -205,7 +204,7 @@ def test_a_torch_of_another_abi(site: Path, tmp_path: Path) -> None:
 def test_symbols_of_a_library(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     names = tuple(f"function_{number}" for number in range(100))
-    path.write_bytes(library((), undefined=("wanted",), defined=names))
+    path.write_bytes(library((), imports=("wanted",), exports=names))
     assert elf.undefined(path) == {b"wanted"}
     assert elf.missing(path, [b"function_0", b"function_99", b"function_100", b"wanted"]) == {
         b"function_100",
@@ -220,7 +219,7 @@ def test_symbols_of_a_library(tmp_path: Path) -> None:
 def test_libtpus_own_library(site: Path) -> None:
     assert statics.libtpu_problems(site) == []
     path = site / "libtpu/libtpu.so"
-    path.write_bytes(library((), defined=("SomethingElse",)))
+    path.write_bytes(library((), exports=("SomethingElse",)))
     assert "no PJRT plugin" in statics.libtpu_problems(site)[0]
     path.write_bytes(b"")
     assert "cannot be read" in statics.libtpu_problems(site)[0]
@@ -267,15 +266,6 @@ def test_a_lock_file_of_libtpu(place: Place, monkeypatch: pytest.MonkeyPatch) ->
     # root may open everything, so the kernel's answer is given here
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "this user cannot open it" in statics.lock_file_problems(place)[0][0]
-
-
-def test_a_metadata_server_is_not_waited_for() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        address = server.getsockname()
-        assert not statics.metadata_answers(address, 0.2)
-        server.listen()
-        assert statics.metadata_answers(address, 0.2)
 
 
 def test_stablehlo_versions_meet_or_do_not() -> None:

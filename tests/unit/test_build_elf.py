@@ -38,6 +38,11 @@ def test_what_a_library_says_of_itself() -> None:
     assert found.debug_bytes == 100
 
 
+def test_a_library_without_a_hash_table() -> None:
+    made = make_elf(exports=("first", "second"), imports=("third",), hashed=False)
+    assert read(made, "second", "third", "missing").exports == {"second"}
+
+
 def test_another_machine() -> None:
     assert read(make_elf(machine=AARCH64)).machine == "aarch64"
 
