@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +58,16 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def upstream(repository: Path, tmp_path: Path) -> Path:
     """A copy of that repository, for a test to change."""
     return Path(shutil.copytree(repository, tmp_path / "upstream-家", symlinks=True))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Path]:
+    """A program that a checkout may name, and that must not be run."""
+    path = tmp_path / "program"
+    path.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'run'}'\ncat\n")
+    path.chmod(0o755)
+    yield path
+    assert not (tmp_path / "run").exists()
 
 
 def head(folder: Path, name: str = "HEAD") -> str:
@@ -233,17 +243,15 @@ def test_a_source_that_is_changed_while_it_is_built(upstream: Path) -> None:
     assert not is_unchanged(plain)
 
 
-def test_a_program_in_a_checkouts_own_settings_is_not_run(upstream: Path, tmp_path: Path) -> None:
+def test_a_program_in_a_checkouts_own_settings_is_not_run(
+    upstream: Path, program: Path, tmp_path: Path
+) -> None:
     git(upstream, "checkout", "-q", "v0.2.0")
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'run'}'\n")
-    program.chmod(0o755)
     (upstream / ".git" / "hooks").mkdir(exist_ok=True)
     shutil.copy(program, upstream / ".git" / "hooks" / "post-checkout")
     git(upstream, "config", "core.fsmonitor", str(program))
     local(str(upstream), UPSTREAM)
     fetch("main", UPSTREAM, tmp_path / "sources", repository=str(upstream))
-    assert not (tmp_path / "run").exists()
 
 
 def test_gits_environment_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,24 +273,25 @@ def test_the_host_of_an_address() -> None:
     assert host_of("/x/y") is None
 
 
+def _info(folder: Path, name: str, text: str) -> None:
+    """A file of a checkout's own that stands in no commit."""
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    (folder / ".git" / "info" / name).write_text(text)
+
+
 def _replaced(folder: Path, program: Path) -> None:
-    del program
     old = git(folder, "hash-object", "MODULE.bazel").strip()
     (folder / "MODULE.bazel").write_text("other")
     new = git(folder, "hash-object", "-w", "MODULE.bazel").strip()
     git(folder, "replace", old, new)
 
 
-def _assumed(folder: Path, program: Path) -> None:
-    del program
-    git(folder, "update-index", "--assume-unchanged", "MODULE.bazel")
-    (folder / "MODULE.bazel").write_text("other")
+def _flagged(flag: str) -> Callable[[Path, Path], None]:
+    def spoil(folder: Path, program: Path) -> None:
+        git(folder, "update-index", flag, "MODULE.bazel")
+        (folder / "MODULE.bazel").write_text("other")
 
-
-def _skipped(folder: Path, program: Path) -> None:
-    del program
-    git(folder, "update-index", "--skip-worktree", "MODULE.bazel")
-    (folder / "MODULE.bazel").write_text("other")
+    return spoil
 
 
 def _hidden(folder: Path, program: Path) -> None:
@@ -292,20 +301,16 @@ def _hidden(folder: Path, program: Path) -> None:
 
 
 def _excluded(folder: Path, program: Path) -> None:
-    del program
-    (folder / ".git" / "info").mkdir(exist_ok=True)
-    (folder / ".git" / "info" / "exclude").write_text("evil.bzl\n")
+    _info(folder, "exclude", "evil.bzl\n")
     (folder / "evil.bzl").touch()
 
 
 def _modeless(folder: Path, program: Path) -> None:
-    del program
     git(folder, "config", "core.fileMode", "false")
     (folder / "MODULE.bazel").chmod(0o755)
 
 
 def _same_size(folder: Path, program: Path) -> None:
-    del program
     for key, value in (("trustctime", "false"), ("checkStat", "minimal")):
         git(folder, "config", f"core.{key}", value)
     before = (folder / "more").stat()
@@ -325,16 +330,13 @@ def _linked(folder: Path, program: Path) -> None:
 
 
 def _cleaned(folder: Path, program: Path) -> None:
-    (folder / ".git" / "info").mkdir(exist_ok=True)
-    (folder / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    _info(folder, "attributes", "* filter=evil\n")
     git(folder, "config", "filter.evil.clean", str(program))
     (folder / "MODULE.bazel").write_text("other")
 
 
 def _line_ends(folder: Path, program: Path) -> None:
-    del program
-    (folder / ".git" / "info").mkdir(exist_ok=True)
-    (folder / ".git" / "info" / "attributes").write_text("* text eol=crlf\n")
+    _info(folder, "attributes", "* text eol=crlf\n")
     (folder / ".gitignore").write_bytes(
         (folder / ".gitignore").read_bytes().replace(b"\n", b"\r\n")
     )
@@ -343,28 +345,22 @@ def _line_ends(folder: Path, program: Path) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        *(_replaced, _assumed, _skipped, _hidden, _excluded, _modeless, _same_size),
+        *(_flagged("--assume-unchanged"), _flagged("--skip-worktree")),
+        *(_replaced, _hidden, _excluded, _modeless, _same_size),
         *(_elsewhere, _linked, _cleaned, _line_ends),
     ],
 )
 def test_no_setting_of_a_checkout_hides_a_change(
-    upstream: Path, tmp_path: Path, spoil: Callable[[Path, Path], None]
+    upstream: Path, program: Path, spoil: Callable[[Path, Path], None]
 ) -> None:
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'run'}'\ncat\n")
-    program.chmod(0o755)
     git(upstream, "config", "log.showSignature", "true")
     git(upstream, "config", "gpg.program", str(program))
     spoil(upstream, program)
     with pytest.raises(ForgeError, match="differs from its commit"):
         local(str(upstream), UPSTREAM)
-    assert not (tmp_path / "run").exists()
 
 
-def test_a_signed_commit_is_read_without_gpg(upstream: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'run'}'\n")
-    program.chmod(0o755)
+def test_a_signed_commit_is_read_without_gpg(upstream: Path, program: Path, tmp_path: Path) -> None:
     text = git(upstream, "cat-file", "commit", "HEAD")
     head_of, _, message = text.partition("\n\n")
     (tmp_path / "commit").write_text(f"{head_of}\ngpgsig -----BEGIN\n x\n\n{message}")
@@ -373,7 +369,6 @@ def test_a_signed_commit_is_read_without_gpg(upstream: Path, tmp_path: Path) -> 
     git(upstream, "config", "log.showSignature", "true")
     git(upstream, "config", "gpg.program", str(program))
     assert local(str(upstream), UPSTREAM).epoch == 1796040000
-    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_commit_stands_for_is_no_change(upstream: Path, tmp_path: Path) -> None:
@@ -404,8 +399,7 @@ def test_a_fetched_source_that_learned_a_filter_is_fetched_again(
     git(upstream, "add", ".")
     git(upstream, "commit", "-q", "-m", "lock")
     made = fetch(head(upstream), UPSTREAM, tmp_path / "sources", repository=str(upstream))
-    (made.path / ".git" / "info").mkdir(exist_ok=True)
-    (made.path / ".git" / "info" / "attributes").write_text("* filter=evil\n")
+    _info(made.path, "attributes", "* filter=evil\n")
     git(made.path, "config", "filter.evil.smudge", f"touch '{tmp_path / 'run'}'; cat")
     (made.path / "MODULE.bazel.lock").write_text("{1}")
     again = fetch(head(upstream), UPSTREAM, tmp_path / "sources", repository=str(upstream))

@@ -26,7 +26,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ class Failure:
     stderr: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Built:
     """What Bazel's build events say.
 
@@ -208,27 +208,21 @@ def read_events(path: Path) -> Built:
     reading = _Reading()
     for event in _events(path):
         reading.take(event)
-    return reading.built()
+    reading.built.wheels = reading.wheels()
+    return reading.built
 
 
-@dataclass
 class _Reading:
     """What was gathered from the events so far."""
 
-    begun: bool = False
-    finished: bool = False
-    exit_name: str = ""
-    detail: tuple[str, str] = ("", "")
-    message: str = ""
-    failure: Failure | None = None
-    failed: int = 0
-    actions: Actions = field(default_factory=Actions)
-    sets: dict[str, dict[str, Any]] = field(default_factory=dict)
-    roots: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.built = Built(False)
+        self.sets: dict[str, dict[str, Any]] = {}
+        self.roots: list[str] = []
 
     def take(self, event: dict[str, Any]) -> None:
-        name = event.get("id", {})
-        self.begun = True
+        name, built = event.get("id", {}), self.built
+        built.begun = True
         if "namedSet" in name:
             self.sets[name["namedSet"]["id"]] = event.get("namedSetOfFiles", {})
         elif name.get("targetCompleted", {}).get("label", "").removeprefix("@@") == TARGET:
@@ -238,24 +232,24 @@ class _Reading:
         elif "actionCompleted" in name:
             self._action(name["actionCompleted"], event.get("action", {}))
         elif "finished" in event:
-            self.finished = True
-            self.exit_name = event["finished"].get("exitCode", {}).get("name", "")
+            built.finished = True
+            built.exit_name = event["finished"].get("exitCode", {}).get("name", "")
             self._detail(event["finished"].get("failureDetail", {}))
         elif "buildMetrics" in event:
             self._metrics(event["buildMetrics"].get("actionSummary", {}))
         elif "buildToolLogs" in event:
             self._tool_logs(event["buildToolLogs"].get("log", []))
         # the reason that is most to the point comes first, and is the only one with words
-        if not self.message:
-            self.message = redact(event.get("aborted", {}).get("description", ""))
+        if not built.message:
+            built.message = redact(event.get("aborted", {}).get("description", ""))
 
     def _action(self, name: dict[str, Any], action: dict[str, Any]) -> None:
         if action.get("success"):
             return
-        self.failed += 1
-        if self.failure is None:
+        self.built.failed += 1
+        if self.built.failure is None:
             spawn = action.get("failureDetail", {}).get("spawn", {})
-            self.failure = Failure(
+            self.built.failure = Failure(
                 label=name.get("label", "").removeprefix("@@") or name.get("primaryOutput", ""),
                 mnemonic=action.get("type", ""),
                 exit_code=spawn.get("spawnExitCode"),
@@ -265,18 +259,14 @@ class _Reading:
     def _detail(self, detail: dict[str, Any]) -> None:
         for category, value in detail.items():
             if isinstance(value, dict):
-                self.detail = (category, value.get("code", ""))
-        self.message = redact(detail.get("message", "")) or self.message
+                self.built.detail = (category, value.get("code", ""))
+        self.built.message = redact(detail.get("message", "")) or self.built.message
 
     def _metrics(self, summary: dict[str, Any]) -> None:
         counts = {
             one.get("name", ""): one.get("count", 0) for one in summary.get("runnerCount", [])
         }
-        self.actions = Actions(
-            total=int(summary.get("actionsExecuted", 0)),
-            cached=self.actions.cached or sum(_cached(counts)),
-            remote=self.actions.remote or counts.get("remote", 0),
-        )
+        self._count(int(summary.get("actionsExecuted", 0)), counts)
 
     def _tool_logs(self, logs: list[dict[str, Any]]) -> None:
         """The counts of a Bazel that does not have them in its metrics: ``3 remote cache hit``."""
@@ -285,13 +275,16 @@ class _Reading:
                 words = _decode(log.get("contents", "")).rpartition(":")[2]
                 pairs = [part.strip(" .\n").partition(" ") for part in words.split(",")]
                 counts = {kind: int(count) for count, _, kind in pairs if count.isdigit()}
-                self.actions = Actions(
-                    total=self.actions.total,
-                    cached=self.actions.cached or sum(_cached(counts)),
-                    remote=self.actions.remote or counts.get("remote", 0),
-                )
+                self._count(self.built.actions.total, counts)
 
-    def built(self) -> Built:
+    def _count(self, total: int, counts: dict[str, int]) -> None:
+        known = self.built.actions
+        cached = sum(count for kind, count in counts.items() if kind.endswith("cache hit"))
+        remote = known.remote or counts.get("remote", 0)
+        self.built.actions = Actions(total, known.cached or cached, remote)
+
+    def wheels(self) -> tuple[tuple[str, str | None], ...]:
+        """Every wheel among the outputs of the target, with its digest if there is one."""
         wheels: dict[str, str | None] = {}
         seen: set[str] = set()
         roots = list(self.roots)
@@ -305,17 +298,7 @@ class _Reading:
             for file in members.get("files", []):
                 if file.get("name", "").endswith(".whl"):
                     wheels[file.get("uri", "")] = file.get("digest")
-        return Built(
-            finished=self.finished,
-            wheels=tuple(sorted(wheels.items())),
-            begun=self.begun,
-            exit_name=self.exit_name,
-            detail=self.detail,
-            message=self.message,
-            failure=self.failure,
-            failed=self.failed,
-            actions=self.actions,
-        )
+        return tuple(sorted(wheels.items()))
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
@@ -330,10 +313,6 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(event, dict):
                 yield event
-
-
-def _cached(counts: dict[str, int]) -> list[int]:
-    return [count for kind, count in counts.items() if kind.endswith("cache hit")]
 
 
 def _decode(text: str) -> str:
@@ -523,7 +502,6 @@ def _of_network(
     built: Built, failure: Failure | None, words: str, output: str, code: int
 ) -> Cause | None:
     """Causes that lie in the network, the remote, or the right to use it."""
-    del failure
     category, name = built.detail
     if _FETCH.search(words) or category in ("externalDeps", "externalRepository"):
         return _of_fetch(words)
@@ -574,7 +552,6 @@ def _of_line(
     built: Built, failure: Failure | None, words: str, output: str, code: int
 ) -> Cause | None:
     """Causes that lie in the command line, in Bazelisk, or in Bazel's server."""
-    del failure
     undefined = _CONFIG.search(words)
     if undefined:
         return Cause(
@@ -619,7 +596,6 @@ def _of_source(
     built: Built, failure: Failure | None, words: str, output: str, code: int
 ) -> Cause | None:
     """Causes that lie in what was built."""
-    del output, code
     category, _ = built.detail
     if failure is not None:
         return Cause(
