@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from process_support import call
 from tpuforge.images import context
 from tpuforge.images.reproduce import differences
 
@@ -30,14 +31,7 @@ def verb(
 ) -> subprocess.CompletedProcess[str]:
     """Run a verb as a user would, as a process of its own."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables}
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return call([sys.executable, "-m", module, *arguments], env=env, timeout=timeout)
 
 
 def result(module: str, *arguments: str, **variables: str) -> dict[str, Any]:
@@ -58,14 +52,7 @@ class Engine:
 
     def run(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a docker command."""
-        return subprocess.run(
-            [self.docker, *words],
-            env={**os.environ, **self.env},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return call([self.docker, *words], env={**os.environ, **self.env}, timeout=timeout)
 
 
 @dataclass(frozen=True)

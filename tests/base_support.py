@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
+
+from process_support import call
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 LOCK = SRC.parent / "lock" / "debian" / "bookworm.lock"
@@ -90,13 +91,8 @@ def environment(root: Path, out: Path, path: Path | None = None, **extra: str) -
 
 def base(env: dict[str, str], *arguments: str, timeout: float = 300) -> tuple[int, str]:
     """Run the verb; its exit code and all it said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tpuforge.images.base", *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
+    done = call(
+        [sys.executable, "-m", "tpuforge.images.base", *arguments], env=env, timeout=timeout
     )
     return done.returncode, done.stdout + done.stderr
 

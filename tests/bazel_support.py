@@ -18,6 +18,7 @@ import pytest
 
 from build_support import Checkout
 from elf_support import PYBIND, torch_tpu_wheel
+from process_support import call
 
 MODULE = "tpuforge.build.source"
 ON_HOST = ("--where", "host")
@@ -154,7 +155,7 @@ def commit(workspace: Path, tag: str) -> str:
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"], ["tag", tag]):
         subprocess.run([*git, *words], check=True, env=env)
     asked = [*git, "rev-parse", "HEAD"]
-    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    return call(asked, check=True).stdout.strip()
 
 
 def left_running(checkout: Checkout) -> list[str]:

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from process_support import call
+
 SRC = Path(__file__).resolve().parents[1] / "src"
 LOCK = SRC.parent / "lock"
 TORCH = "2.13.0+cpu"
@@ -109,14 +111,11 @@ class Checkout:
         timeout: float = 60,
     ) -> subprocess.CompletedProcess[str]:
         """Run a verb to its end, as a person would."""
-        return subprocess.run(
+        return call(
             self.command(*arguments, module=module),
             env=self.env(env),
             cwd=self.root,
-            capture_output=True,
-            text=True,
             timeout=timeout,
-            check=False,
         )
 
     def start(

@@ -11,12 +11,12 @@ import io
 import json
 import os
 import stat
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
+from process_support import call
 from tpuforge.images import engine as verb
 
 SRC = Path(__file__).resolve().parents[1] / "src"
@@ -97,14 +97,7 @@ def environment(out: Path, path: Path | str | None = None, **extra: str) -> dict
 
 def engine(env: dict[str, str], *arguments: str, prefix: Sequence[str] = ()) -> tuple[int, str]:
     """Run the verb; its exit code and all it said."""
-    done = subprocess.run(
-        [*prefix, sys.executable, "-m", "tpuforge.images.engine", *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = call([*prefix, sys.executable, "-m", "tpuforge.images.engine", *arguments], env=env)
     return done.returncode, done.stdout + done.stderr
 
 

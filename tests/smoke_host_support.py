@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from process_support import call
 from tpuforge.paths import sha256_text
 
 SRC = Path(__file__).resolve().parents[1] / "src"
@@ -191,13 +192,10 @@ def forge_apart(
     module: str, *arguments: str, out: Path, timeout: float = 120, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a verb as a user's shell would, as a process of its own."""
-    return subprocess.run(
+    return call(
         [sys.executable, "-m", f"tpuforge.{module}", *arguments],
         env=verb_env(out, **env),
-        capture_output=True,
-        text=True,
         timeout=timeout,
-        check=False,
     )
 
 

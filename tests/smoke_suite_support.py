@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elf_support import make_elf
+from process_support import call
 
 ROOT = Path(__file__).resolve().parents[1]
 CLI = ROOT / "smoke" / "cli.py"
@@ -130,11 +131,4 @@ class Environment:
         tools = sysconfig.get_path("purelib")
         env = {name: value for name, value in os.environ.items() if not name.startswith("TPU")}
         env |= {"TPUFORGE_HOME": str(self.home), "PYTHONPATH": tools, **variables}
-        return subprocess.run(
-            [self.folder / "bin" / "python", CLI, *arguments],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return call([self.folder / "bin" / "python", CLI, *arguments], env=env, timeout=timeout)

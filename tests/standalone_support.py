@@ -10,10 +10,11 @@ from __future__ import annotations
 import io
 import os
 import re
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+from process_support import call
 
 VERSION = ".".join(str(part) for part in sys.version_info[:3])
 SHORT = ".".join(str(part) for part in sys.version_info[:2])
@@ -33,7 +34,7 @@ def make_build(folder: Path, *, program: bytes | None = None) -> Path:
         Path(form[1])
         for form in re.finditer(
             r"=> (/\S+)",
-            subprocess.run(["ldd", real], capture_output=True, text=True, check=True).stdout,
+            call(["ldd", real], check=True).stdout,
         )
         if not _LIBC.match(Path(form[1]).name)
     ]

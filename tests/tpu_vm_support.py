@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from process_support import call
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "images" / "tpu-vm"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -213,14 +215,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``tpu-run`` as a user would, on a made-up host."""
     env = {**os.environ, "PATH": clients.path if clients else str(root), "HOME": str(root / "home")}
-    return subprocess.run(
+    return call(
         [python, "-B", str(FOLDER / "tpu-run"), "--root", str(root), *words],
         env=env,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from process_support import call
 from tpuforge.paths import exclusive, out_dir, sha256_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,13 +30,7 @@ def folder() -> Path:
         scratch = Path(tempfile.mkdtemp(dir=made.parent))
         words = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
         words += ["--no-compile", "--target", str(scratch / "site"), "--requirement", str(LOCK)]
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", *words],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        done = call([sys.executable, "-m", "pip", *words], timeout=600)
         assert done.returncode == 0, done.stderr
         (scratch / "site").rename(made)
         shutil.rmtree(scratch)
@@ -55,13 +49,6 @@ def run(code: str, data: str, *, timeout: float = 300) -> str:
         Its standard output.
     """
     start = f"import sys; sys.path.insert(0, {str(folder())!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", start + code],
-        input=data,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    done = call([sys.executable, "-I", "-c", start + code], input=data, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -16,6 +16,7 @@ import pytest
 from bake_support import ROOT, Engine, link, result, verb
 from bazel_support import MODULE, WHEEL, arguments, get_bazel, make_workspace, set_command
 from build_support import kill, wait_for
+from process_support import call
 from tpuforge import pins as pins_module
 
 PINS = pins_module.load()
@@ -157,9 +158,7 @@ def test_a_build_in_it_gives_the_wheel_of_the_host_by_a_line_that_can_be_pasted(
     assert told
     assert not [path for path in told if b"hush-hush" in path.read_bytes()]
     (line,) = [text for text in done.stderr.splitlines() if " run --rm " in text]
-    pasted = subprocess.run(
-        ["sh", "-c", line.partition(": ")[2]], capture_output=True, text=True, check=False
-    )
+    pasted = call(["sh", "-c", line.partition(": ")[2]])
     assert pasted.returncode == 0, pasted.stderr
     assert "Build completed successfully" in pasted.stderr
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from base_support import LOCK, borrow_debs, checkout, environment
+from process_support import call
 from standalone_support import SHORT, VERSION, make_build, pins_with
 from tpuforge.paths import out_dir
 
@@ -29,13 +29,10 @@ def test_a_base_of_another_python_holds_that_one_alone_and_it_works(tmp_path: Pa
     out = tmp_path / "out"
     borrow_debs(Path(os.environ.get("TPUFORGE_OUT") or out_dir()), out)
     env = environment(root, out, TPUFORGE_PYTHON_STANDALONE=str(tmp_path))
-    done = subprocess.run(
+    done = call(
         [sys.executable, "-m", "tpuforge.images.base", "--suite", "trixie-py312"],
         env=env,
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     record = json.loads((out / "base" / "trixie-py312.json").read_text(encoding="utf-8"))

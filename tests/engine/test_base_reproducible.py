@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from base_support import DEAD, base, borrow_debs, environment
+from process_support import call
 from tpuforge.paths import ROOT, out_dir
 
 
@@ -32,14 +32,11 @@ def test_a_second_build_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
     uts = ["unshare", "--uts"] if os.geteuid() == 0 else []
     rename = "hostname elsewhere; " if uts else ""
     verb = (sys.executable, "-m", "tpuforge.images.base")
-    done = subprocess.run(
+    done = call(
         [*uts, "sh", "-c", f'{rename}umask 077; exec "$@"', "sh", *verb],
         env=env,
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=900,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     second = json.loads((out / "base" / "bookworm.json").read_text(encoding="utf-8"))

@@ -33,6 +33,7 @@ from bazel_support import (
     make_workspace,
 )
 from build_support import Checkout, make_checkout, sha256
+from process_support import call
 
 SUFFIX = ".dev20261130123456"
 
@@ -103,13 +104,7 @@ def test_a_release_then_the_same_line_by_hand(
     assert files_with(checkout.out, "hunter2") == []
     # the line that was printed gives the same wheel in a plain shell
     assert one["line"] in done.stderr
-    by_hand = subprocess.run(
-        ["/bin/sh", "-c", one["line"]],
-        env=checkout.env(secrets),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    by_hand = call(["/bin/sh", "-c", one["line"]], env=checkout.env(secrets))
     assert by_hand.returncode == 0, by_hand.stderr
     (made,) = (checkout.out / "bazel" / "root").glob(
         f"*/execroot/*/bazel-out/*/bin/ci/wheel/{WHEEL}"

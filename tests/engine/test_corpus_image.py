@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from bake_support import ROOT, Image, result, verb
+from process_support import call
 from tpuforge.lockfile import read_lock
 
 HARDENED = ("--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--memory=6g")
@@ -140,13 +140,9 @@ def test_jax_makes_the_same_of_the_same_programs(tmp_path: Path) -> None:
     script = ROOT / "tests" / "benchmarks" / "second_compiler"
     names = ("small", "large", "embedding-forward", "collectives-4", "sharded-256")
     refused = ("too-large", "malformed", "unknown-operation")
-    compared = subprocess.run(
+    compared = call(
         [sys.executable, script, *names, *refused],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert compared.returncode == 0, compared.stdout + compared.stderr
     assert compared.stdout.count("agrees") == len(names) + len(refused)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine_support import engine, environment, record
+from process_support import call
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a private dockerd")
 
@@ -52,11 +52,8 @@ def test_a_private_engine_from_start_to_stop(out: Path) -> None:
     assert time.monotonic() - started < 5, "a warm call takes about half a second"
     assert record(out) == first
 
-    shown = subprocess.run(
-        [str(first["docker"]), "-H", str(first["docker_host"]), "network", "ls", "-q"],
-        capture_output=True,
-        text=True,
-        check=True,
+    shown = call(
+        [str(first["docker"]), "-H", str(first["docker_host"]), "network", "ls", "-q"], check=True
     )
     assert len(shown.stdout.split()) == 2, "networks host and none, no bridge"
 

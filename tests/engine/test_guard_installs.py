@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bake_support import ROOT, Image
+from process_support import call
 from tpuforge.pins import load
 
 TORCH = "2.13.0+cpu"
@@ -98,14 +99,8 @@ def came(image: Image, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     words += ["--env=PIP_ROOT_USER_ACTION=ignore"]
     words += ["--env=SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt", image.name]
     words += ["python", "/helper.py", index, TORCH, "/tls"]
-    done = subprocess.run(
-        [image.engine.docker, *words],
-        env=image.engine.env,
-        input=json.dumps(COMMANDS),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    done = call(
+        [image.engine.docker, *words], env=image.engine.env, input=json.dumps(COMMANDS), timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)

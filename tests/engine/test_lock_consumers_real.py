@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from lock_support import ROOT, Index
+from process_support import call
 from tpuforge.lock.inputs import lock_path, wheel_metadata
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.pins import load
@@ -81,15 +82,7 @@ class Served:
         env = dict(self.env)
         if python is not None:
             env |= {"VIRTUAL_ENV": str(python.parents[1]), "PIP_PYTHON": str(python)}
-        return subprocess.run(
-            words,
-            cwd=self.folder,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
+        return call(words, cwd=self.folder, env=env, timeout=TIME_LIMIT_S)
 
     def words(self, command: str) -> list[str]:
         """A command of the page, with the addresses and paths of this test in it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lock_support import ROOT
+from process_support import call
 from tpuforge.lock.inputs import cpu_wheel, existing, held_wheel, lock_path, wheel_metadata
 from tpuforge.lock.resolver import Job, resolve, target_python, view_of
 from tpuforge.lock.sources import Source, read_source
@@ -58,15 +58,7 @@ def test_locks_are_fresh_whatever_the_place_zone_and_language(tmp_path: Path) ->
     place = tmp_path / "öut dir"
     env = {**os.environ, "TPUFORGE_OUT": str(place), "TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8"}
     words = [sys.executable, "-m", "tpuforge.lock.check", "--json"]
-    done = subprocess.run(
-        words,
-        env=env | {"PYTHONPATH": str(ROOT / "src")},
-        umask=0o077,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = call(words, env=env | {"PYTHONPATH": str(ROOT / "src")}, umask=0o077)
     assert done.returncode == 0, done.stdout + done.stderr
     locks = json.loads(done.stdout)["data"]["locks"]
     assert {(lock["flavour"], lock["python"]) for lock in locks} == set(existing(load()))

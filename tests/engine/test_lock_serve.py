@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
 from tpuforge.lock.inputs import cpu_wheel, held_wheel, lock_path
 from tpuforge.lock.names import load_names
 from tpuforge.lock.resolver import RUNNING
@@ -78,22 +79,13 @@ def python(tmp_path_factory: pytest.TempPathFactory, source: Source) -> Path:
     words += ["--python", str(made), "--only-binary", ":all:"]
     words += ["--constraints", str(folder / "locked"), "--overrides", str(folder / "gone")]
     asked = [f"xgrammar=={packages['xgrammar']}", f"torch @ {wheel.resolve().as_uri()}"]
-    done = subprocess.run(
-        [*words, *asked],
-        env=source.env(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = call([*words, *asked], env=source.env())
     assert done.returncode == 0, done.stderr
     return made
 
 
 def test_xgrammar_masks_tokens_on_a_cpu_without_triton(python: Path) -> None:
-    done = subprocess.run(
-        [python, "-I", "-c", USE], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = call([python, "-I", "-c", USE])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["triton"] is False
@@ -108,12 +100,9 @@ def test_xgrammar_masks_tokens_on_a_cpu_without_triton(python: Path) -> None:
 
 
 def test_only_what_requires_it_names_what_is_left_out(python: Path) -> None:
-    done = subprocess.run(
+    done = call(
         [sys.executable, "-m", "uv", "pip", "check", "--no-config", "--python", str(python)],
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     assert done.returncode == 1
     missing = [line for line in done.stderr.splitlines() if "requires" in line]

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from bake_support import ROOT, Image, verb
+from process_support import call
 from registry_support import RealRegistry, registry
 from reproduce_support import image as small_image
 from reproduce_support import layer, put
@@ -146,13 +146,7 @@ def test_an_image_that_nothing_here_can_make_is_refused(
     layout = small_image(tmp_path / "small", layer({"a": b"1"}), labels=labels)
     reference = publish(shelf, layout, f"other{len(str(labels))}")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(tmp_path / "out")}
-    done = subprocess.run(
-        [sys.executable, "-m", REPRODUCE, "--against", reference],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = call([sys.executable, "-m", REPRODUCE, "--against", reference], env=env)
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stderr
     assert "mend:" in done.stderr

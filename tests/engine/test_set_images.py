@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bake_support import ROOT, Engine, Image, link, private_out, result
+from process_support import call
 from tpuforge import tree
 
 BAKE = "tpuforge.images.bake"
@@ -136,9 +137,7 @@ class Checkout:
             "TPUFORGE_OUT": str(self.out),
         }
         command = [sys.executable, "-m", BAKE, *words]
-        return subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=900, check=False
-        )
+        return call(command, env=env, timeout=900)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bake_support import Image, result
+from process_support import call
 from tpu_vm_support import BUS, FOLDER, host, put
 
 _PROGRAM = """
@@ -64,14 +65,10 @@ def test_torch_runs_on_the_chip_with_no_right_to_anything_else(image: Image, tre
     options = ["--read-only", "--cache", str(tree / "cache"), "--json", str(tree / "found.json")]
     options += ["-v", f"{simulator}:/opt/simulator:ro"]
     options += ["-e", "TPU_LIBRARY_PATH=/opt/simulator/wrapper.so"]
-    done = subprocess.run(
+    done = call(
         words(image, tree, *options, command=["python", "-c", _PROGRAM]),
         env={**os.environ, **image.engine.env},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert done.returncode == 7, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

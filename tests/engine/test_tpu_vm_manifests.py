@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 import validators_support
+from process_support import call
 from tpu_vm_support import FOLDER, IMAGE, program
 
 gke = program("gke-manifest")
@@ -173,13 +173,7 @@ def test_the_judge_can_say_no() -> None:
 )
 def test_what_makes_no_sense_is_2(words: tuple[str, ...], says: str) -> None:
     image = () if "--image" in words else ("--image", IMAGE)
-    done = subprocess.run(
-        [sys.executable, "-B", str(FOLDER / "gke-manifest"), *words, *image],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = call([sys.executable, "-B", str(FOLDER / "gke-manifest"), *words, *image], timeout=60)
     assert done.returncode == 2
     assert done.stdout == ""
     assert says in done.stderr

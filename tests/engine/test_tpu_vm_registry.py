@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bake_support import Engine, Image
+from process_support import call
 from registry_support import RealRegistry, registry
 from tpu_vm_support import FOLDER, host, put
 from tpuforge.console import Progress
@@ -44,14 +45,11 @@ class Published:
         """Run ``tpu-run`` with these words."""
         own = ["--root", str(self.root), "--docker", self.engine.docker, "--shm-size", "64m"]
         own += ["--no-cache", "--ignore", "memlock", "--ignore", "chips"]
-        return subprocess.run(
+        return call(
             [sys.executable, "-B", str(FOLDER / "tpu-run"), *own, *words],
             env={**os.environ, **self.engine.env},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
             timeout=120,
-            check=False,
         )
 
     @property

@@ -24,6 +24,7 @@ from bake_support import (
     verb,
     wait_for_install,
 )
+from process_support import call
 
 __all__ = ["engine", "image"]
 
@@ -67,12 +68,7 @@ def small_engine(out: Path, no_docker_settings: None) -> Iterator[Path]:
     """An out folder whose private engine has 1 GB for its data."""
     folder = out / "engine"
     folder.mkdir(exist_ok=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1g", "tpuforge-test", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    mounted = call(["mount", "-t", "tmpfs", "-o", "size=1g", "tpuforge-test", folder])
     if mounted.returncode != 0:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     try:

@@ -25,6 +25,7 @@ from bake_support import (
     verb,
     wait_for_install,
 )
+from process_support import call
 
 __all__ = ["engine", "image"]
 
@@ -200,12 +201,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system needs root")
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300m", "tpuforge-test", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    mounted = call(["mount", "-t", "tmpfs", "-o", "size=300m", "tpuforge-test", folder])
     if mounted.returncode != 0:
         pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     yield folder

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from base_support import DEAD, LOCK, base, borrow_debs, checkout, environment, stand_in
+from process_support import call
 from tpuforge import mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
@@ -236,13 +237,10 @@ with open(target + ".fill", "wb") as file:
         copy.hardlink_to(fetched / "debs" / deb.sha256 / deb.file)
     env = environment(ROOT, out, stand_in(tmp_path / "bin", after=filler))
     verb = (sys.executable, "-m", "tpuforge.images.base")
-    done = subprocess.run(
+    done = call(
         ["unshare", *namespace, "sh", "-c", script, "sh", str(out), *verb],
         env=env | {"DEBS": str(tmp_path / "debs"), "TPUFORGE_DEBIAN_MIRROR": DEAD},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     early, late, left = done.stderr.split("code 2")
     assert f"no space left in {out}: 1" in early
@@ -276,14 +274,7 @@ def test_no_mmdebstrap_and_no_root_names_both_ways(tmp_path: Path) -> None:
         "base.which = lambda name: '';"
         "sys.exit(base.main([]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(ROOT, tmp_path / "out"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = call([sys.executable, "-c", code], env=environment(ROOT, tmp_path / "out"), timeout=60)
     assert done.returncode == 2
     assert "not installed: mmdebstrap" in done.stderr
     assert "sudo apt-get install mmdebstrap" in done.stderr

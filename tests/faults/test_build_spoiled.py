@@ -26,6 +26,7 @@ from build_support import (
     use_torch_index,
     wait_for,
 )
+from process_support import call
 
 
 @pytest.fixture
@@ -215,13 +216,10 @@ def test_a_full_disk_then_a_larger_one(checkout: Checkout) -> None:
         'mount -o remount,size=20m none "$TPUFORGE_OUT"; "$@" >&2 && exit $code'
     )
     verb = checkout.command("--offline", "--source", str(checkout.wheels))
-    done = subprocess.run(
+    done = call(
         ["unshare", *namespace, "sh", "-c", script, "sh", str(checkout.out), *verb],
         env=checkout.env(),
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == 2, done.stderr
     assert f"no space left in {checkout.house}" in done.stderr
@@ -306,6 +304,6 @@ def test_no_pip_to_ask(checkout: Checkout, tmp_path: Path) -> None:
     python = str(tmp_path / "bare" / "bin" / "python")
     command = [python, *checkout.command()[1:], "--source", str(checkout.wheels)]
     env = checkout.env({"PYTHONPATH": f"{checkout.root / 'src'}:{site}"})
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = call(command, env=env)
     assert done.returncode == 2
     assert "asking pip for its settings" in done.stderr

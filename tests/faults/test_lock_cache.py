@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from lock_support import Checkout, checkout, copy_of, good_index
+from process_support import call
 
 RUNTIME = ("--flavour", "runtime", "--way", "uv")
 """Both resolvers see the cache through the one view; uv starts sooner."""
@@ -134,7 +134,7 @@ def test_stopped_run_ends_its_children_and_writes_nothing(
     assert "interrupted" in errors
     assert {path: path.read_bytes() for path in own.lock.iterdir()} == before
     place = str(own.root)
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    shown = call(["ps", "-eo", "args"], check=True)
     assert not [line for line in shown.stdout.splitlines() if place in line]
     assert not list((own.root / "out" / "lock").glob("work-*"))
     assert not (own.root / "out" / "lock" / "proofs.json").exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lock_support import Checkout, Index, checkout, good_index, wheel_bytes
+from process_support import call
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def _run(*words: str | Path, index: Index) -> subprocess.CompletedProcess[str]:
     env |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.url, "UV_NO_CACHE": "1"}
     env |= {"UV_DEFAULT_INDEX": index.url, "UV_NO_CONFIG": "1", "PIP_NO_CACHE_DIR": "1"}
     argv = [sys.executable, "-m", *map(str, words)]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return call(argv, env=env, timeout=120)
 
 
 WAYS = ("pip", "uv", "uv sync", "uv pylock", "uv sync pylock", "pip pylock")

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from bake_support import verb
+from process_support import call
 from registry_support import (
     PASSWORD,
     Proxy,
@@ -315,7 +316,7 @@ def test_full_disks_on_either_side(tmp_path: Path, out: Path, plain: RealRegistr
     small = tmp_path / "small"
     small.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", "size=300k", "tpuforge-test", str(small)]
-    mounted = subprocess.run(mounting, capture_output=True, text=True, check=False)
+    mounted = call(mounting)
     if mounted.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
     try:

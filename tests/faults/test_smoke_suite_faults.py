@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bake_support import ROOT, result
+from process_support import call
 from tpuforge.lockfile import read_lock
 from tpuforge.paths import out_dir
 
@@ -96,10 +97,7 @@ def test_a_full_disk_ends_with_2_and_leaves_nothing_that_looks_finished(out: Pat
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, 50_000_000))
 
-    done = subprocess.run(
-        SIMULATOR, env=_env(out), capture_output=True, text=True, timeout=300, check=False,
-        preexec_fn=starve,
-    )  # fmt: skip
+    done = call(SIMULATOR, env=_env(out), preexec_fn=starve)  # fmt: skip
     assert done.returncode == 2
     assert "free some space" in done.stderr
     assert list((out / "simulator").iterdir()) == []

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
 from tpu_vm_support import DIGEST, FOLDER, IMAGE, Clients, found, host, process, program, put, run
 
 NAME = IMAGE.partition("@")[0]
@@ -342,13 +343,10 @@ def test_where_the_line_goes_changes_nothing(
 ) -> None:
     clients = Clients(quick, here=True)
     words = [sys.executable, "-B", str(FOLDER / "tpu-run"), "--root", str(root), *what, IMAGE]
-    done = subprocess.run(
+    done = call(
         ["bash", "-c", f"set -o pipefail; {shlex.join(words)} {output}"],
         env={"PATH": clients.path},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr

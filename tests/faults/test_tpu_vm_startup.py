@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
 from tpu_vm_support import FOLDER, IMAGE
 
 STUB = '#!/bin/sh\necho "$(basename "$0") $*" >>"$(dirname "$0")/asked"\n'
@@ -45,14 +46,7 @@ class Vm:
             "TPU_RUN_METADATA": self.server,
             "TPU_RUN_ROOT": str(self.root),
         }
-        return subprocess.run(
-            [FOLDER / "startup.sh"],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        return call([FOLDER / "startup.sh"], env=env, timeout=60)
 
     @property
     def asked(self) -> list[str]:
@@ -167,9 +161,7 @@ def test_a_vm_without_docker_gets_it(vm: Vm) -> None:
         "TPU_RUN_METADATA": vm.server,
         "TPU_RUN_ROOT": str(vm.root),
     }
-    done = subprocess.run(
-        [FOLDER / "startup.sh"], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = call([FOLDER / "startup.sh"], env=env, timeout=60)
     assert done.returncode == 0, done.stderr
     assert vm.asked[:2] == ["apt-get update -qq", "apt-get install -y -qq docker.io"]
 
@@ -184,13 +176,7 @@ def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
 
     def verify(name: str, text: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / name).write_text(text)
-        return subprocess.run(
-            [analyze, "verify", "--man=no", str(tmp_path / name)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        return call([analyze, "verify", "--man=no", str(tmp_path / name)], timeout=60)
 
     # it wants to see the program that it starts
     here = text.replace(start, f"ExecStart={FOLDER / 'tpu-run'} ")
@@ -198,7 +184,7 @@ def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     wrong = verify("wrong.service", here.replace("RestartSec=30s", "RestartSecond=30s"))
     assert "RestartSecond" in wrong.stderr
-    rated = subprocess.run(
+    rated = call(
         [
             analyze,
             "security",
@@ -206,9 +192,6 @@ def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
             "--threshold=40",
             str(tmp_path / "tpu-run.service"),
         ],
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=60,
     )
     # 0 is best, 10 (100 here) worst; without the hardening it is 96

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from process_support import call
 from tpuforge.errors import ForgeError
 from tpuforge.mirrors import find_mirror, keyring
 from tpuforge.paths import exclusive, out_dir, sha256_text, sha256_tree
@@ -127,15 +128,12 @@ def _make(home: Path, final: Path) -> None:
     for name in _PARTS:
         shutil.copy(HERE / name, room / name)
     # the user's own pip and its settings say where wheels are; the digests say which
-    fetched = subprocess.run(
+    fetched = call(
         [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"),
             *("--only-binary", ":all:", *_WHEELS),
             *("--requirement", str(HERE / "buildgrid.txt"), "--dest", str(room / "wheels")),
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
+        ]
     )
     if fetched.returncode:
         raise ForgeError(f"BuildGrid's wheels: {fetched.stderr[-2000:]}")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,14 +23,11 @@ def smoke_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return call(
         [sys.executable, "-m", "smoke.bench.run", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from smoke.verdict import TIERS
 
+from process_support import call
 from smoke_suite_support import ROOT, Environment
 
 RUN = """
@@ -70,14 +70,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         path.write_text(_text(tier, body))
         jobs.append((name, tier, str(path), closed, arguments))
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(folder / "jobs.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = call([sys.executable, "-c", RUN, str(folder / "jobs.json")], cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
     reports: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return reports

@@ -29,6 +29,7 @@ from elf_support import (
     torch_tpu_wheel,
     xla_base,
 )
+from process_support import call
 from tpuforge.build import audit, contents
 from tpuforge.build.findings import Severity
 from tpuforge.build.rules import RULES
@@ -449,7 +450,7 @@ def test_an_audit_is_remembered_by_digest_and_by_what_it_was_judged_against(
 def verb(out: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tpuforge.build.audit", *map(str, arguments)]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return call(command, env=env)
 
 
 def test_the_verb_ends_by_severity(out: Path, tmp_path: Path) -> None:

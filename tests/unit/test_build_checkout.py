@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from process_support import call
 from tpuforge import pins as pins_module
 from tpuforge.build import checkout
 from tpuforge.build.checkout import Checkout, fetch, host_of, is_unchanged, local, prune
@@ -31,7 +31,7 @@ def git(folder: Path, *words: str) -> str:
         )
     }
     command = ["git", "-C", str(folder), *words]
-    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    return call(command, env=env, check=True).stdout
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
 from tpuforge import paths
 from tpuforge import pins as pins_module
 from tpuforge.build import container
@@ -222,9 +223,7 @@ def test_the_line_names_what_is_the_users_own(
     (tmp_path / "x y").mkdir()
     shown = place.shown(["/bin/sh", "-c", 'echo "$https_proxy|$LANG|$HOME|$PWD|$USER"'])
     assert "hunter2" not in shown
-    said = subprocess.run(
-        ["/bin/sh", "-c", shown], check=True, capture_output=True, text=True
-    ).stdout
+    said = call(["/bin/sh", "-c", shown], check=True).stdout
     assert said == f"http://me:hunter2@proxy:1|C.UTF-8|/a b|{tmp_path / 'x y'}|\n"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
 from packaging.utils import parse_wheel_filename
 
 from build_support import LOCK, SRC
+from process_support import call
 from tpuforge import pins as pins_module
 from tpuforge.build.wheelhouse import flavour_of, wanted_wheels
 from tpuforge.errors import ForgeError
@@ -88,13 +88,10 @@ def test_an_image_without_wheels_needs_those_beside_it_alone() -> None:
 
 
 def test_the_verb_refuses_an_unknown_image() -> None:
-    done = subprocess.run(
+    done = call(
         [sys.executable, "-m", "tpuforge.build.wheelhouse", "--image", "nope", "--offline"],
         env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == 2
     assert "there is no image 'nope'" in done.stderr

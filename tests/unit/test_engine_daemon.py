@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
 from tpuforge import host, mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
@@ -158,7 +159,7 @@ def test_a_mount_whose_name_is_of_another_encoding_is_seen() -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = ["unshare", "--mount", sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = call(command, env=env)
     if "Operation not permitted" in done.stderr:
         pytest.skip("nothing can be mounted here")
     assert done.returncode == 0, done.stderr

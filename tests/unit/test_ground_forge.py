@@ -13,20 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def forge(
     root: Path, *argv: str, cwd: str | Path | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return call(
         [sys.executable, "-E", str(root / "forge"), *argv],
         env=os.environ | env,
         cwd=cwd,
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
 
 
@@ -230,11 +229,5 @@ def test_what_nox_cannot_print_is_not_the_exit_code(checkout: Path, line: str, c
 def test_help_for_a_reader_who_goes_away(checkout: Path) -> None:
     command = [sys.executable, str(checkout / "forge"), "--help"]
     line = 'set -o pipefail; "$@" 2>&1 >&3 3>&- | cat >&2'
-    done = subprocess.run(
-        ["bash", "-c", f"exec 3> >(true); sleep 0.2; {line}", "bash", *command],
-        check=False,
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
+    done = call(["bash", "-c", f"exec 3> >(true); sleep 0.2; {line}", "bash", *command], timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from process_support import call
 from reproduce_support import image, layer
 from tpuforge import layout as oci
 from tpuforge.errors import ForgeError
@@ -118,11 +118,9 @@ def test_the_plain_build_gets_pips_settings_without_folders_of_this_machine(tmp_
     text = plain.pip_conf(settings(proxy="http://proxy.invalid:1"))
     assert "srv" not in text
     (tmp_path / "pip.conf").write_text(text)
-    shown = subprocess.run(
+    shown = call(
         [sys.executable, "-m", "pip", "config", "list"],
         env={"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
         check=True,
     ).stdout
     for wanted in (
@@ -146,16 +144,13 @@ def test_a_file_that_is_not_there_is_said_before_anything_is_built(tmp_path: Pat
 
 def test_the_verb_says_what_it_cannot_do(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
+    done = call(
         [sys.executable, "-m", "tpuforge.images.measure", "--image", "builder"],
         env={
             "PYTHONPATH": str(root / "src"),
             "TPUFORGE_OUT": str(tmp_path),
             "PATH": "/usr/bin:/bin",
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "holds no wheels, so the plain way has nothing to install" in done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from smoke import model
 
+from process_support import call
 from smoke_host_support import DIGEST, calls, fake_engine, fill, forge
 from tpuforge.paths import sha256_file
 from tpuforge.smoke import simulator
@@ -164,12 +165,9 @@ def test_the_table_shows_what_was_refused() -> None:
 
 
 def health_model(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return call(
         [sys.executable, CLI, "health", "model", *words],
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
         env={"PATH": "/usr/bin:/bin", **env},
     )
 

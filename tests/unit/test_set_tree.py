@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from process_support import call
 from tpuforge import tree
 from tpuforge.errors import ForgeError
 from tpuforge.paths import ROOT
@@ -152,9 +152,9 @@ def test_the_lint_ends_with_a_fault(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=skip, symlinks=True)
     command = [sys.executable, "-m", "tpuforge.tree"]
     env = {"PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = call(command, env=env)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
     edit(tmp_path / "images", "Dockerfile", "ARG STACK=runtime\n", "ARG STACK=runtime\nARG MORE\n")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = call(command, env=env)
     assert done.returncode == 1
     assert "the build argument MORE is not in the target runtime" in done.stdout

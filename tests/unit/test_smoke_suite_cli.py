@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from process_support import call
 from smoke_suite_support import CLI, ROOT, Environment, image_home, lock_of, package
 
 SOUND = "static.lock or static.closure or static.record or static.cuda or static.torch-tpu"
@@ -203,10 +204,7 @@ def test_without_a_temporary_folder_nothing_is_judged(sound: Environment) -> Non
         "sys.exit(cli.main(['health', '--tier', 'static']))"
     )
     env = {**os.environ, "TPUFORGE_HOME": str(sound.home)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+    done = call([sys.executable, "-c", code], cwd=ROOT, env=env, timeout=60)  # fmt: skip
     assert done.returncode == 2
     assert "--tmpfs /tmp" in done.stderr
 
@@ -282,17 +280,13 @@ def test_term_ends_it_at_once_with_130(sound: Environment) -> None:
 
 
 def test_usage_of_the_suite_itself() -> None:
-    done = subprocess.run(
-        [sys.executable, CLI], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = call([sys.executable, CLI], timeout=60)
     assert done.returncode == 2
     assert "usage: cli.py health|bench|catalogue" in done.stderr
 
 
 def test_the_page_of_checks_is_current() -> None:
-    done = subprocess.run(
-        [sys.executable, CLI, "catalogue"], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = call([sys.executable, CLI, "catalogue"], timeout=60, check=True)
     page = (ROOT / "docs" / "health.md").read_text()
     found = re.search(r"<!-- checks -->\n(.*)<!-- /checks -->", page, re.DOTALL)
     assert found is not None

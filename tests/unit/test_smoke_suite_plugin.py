@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
 from smoke_suite_support import ROOT
 
 RUN = """
@@ -26,14 +27,7 @@ GOOD = 'id="static.good", purpose="p", severity="critical", remedy="r"'
 def _run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "test_some.py"
     path.write_text(f"import pytest\n{text}")
-    return subprocess.run(
-        [sys.executable, "-c", RUN.format(path=str(path))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return call([sys.executable, "-c", RUN.format(path=str(path))], cwd=ROOT, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +95,7 @@ def test_progress_is_plain_lines_where_nobody_watches(tmp_path: Path) -> None:
         "plugin._PLAIN_AFTER_S = 0.3\n"
         "with plugin.Progress(sys.stderr).step('some.check'): time.sleep(1)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
-        check=True,
-    )  # fmt: skip
+    done = call([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True)  # fmt: skip
     assert done.stderr.startswith("health: some.check … ")
     assert "\r" not in done.stderr
 
@@ -124,10 +115,7 @@ def test_progress_says_how_far_the_run_is(tmp_path: Path) -> None:
         f"words = [{str(path)!r}, '-k', 'not test_c', '-pno:cacheprovider', '-c/dev/null']\n"
         "sys.exit(pytest.main(words, plugins=[suite]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
-        check=True,
-    )  # fmt: skip
+    done = call([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True)  # fmt: skip
     # what a selection took away does not count
     assert done.stderr.startswith("health: 1 of 2 checks done; static.b … ")
 

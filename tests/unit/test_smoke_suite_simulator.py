@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from process_support import call
 from smoke_suite_support import ROOT
 from tpuforge.errors import ForgeError
 from tpuforge.lockfile import read_lock
@@ -21,13 +22,8 @@ LOCK = ROOT / "lock" / f"simulator-py{load().default_python.replace('.', '')}.tx
 
 def _forge(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
-    return subprocess.run(
-        [sys.executable, "-m", "tpuforge.smoke.simulator", *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    return call(
+        [sys.executable, "-m", "tpuforge.smoke.simulator", *arguments], env=env, timeout=120
     )
 
 
