@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 # as a script, Python has put this folder itself first: its modules belong to the package
 sys.path[:] = [str(HERE.parent), *(entry for entry in sys.path if entry != str(HERE))]
 
-from smoke import chips, installed, place, verdict  # noqa: E402
+from smoke import chips, installed, output, place, verdict  # noqa: E402
 
 SCHEMA = "tpuforge.health/1"
 INTERRUPTED = 130
@@ -326,33 +326,12 @@ def _deliver(options: argparse.Namespace, result: dict[str, Any]) -> int:
         if options.html:
             from smoke import page
 
-            _write(Path(options.html), page.render(result))
-        text = json.dumps(result, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        if options.json == "-":
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        elif options.json:
-            _write(Path(options.json), text)
+            output.write(Path(options.html), page.render(result))
+        output.write_json(options.json, result)
     except OSError as error:
         print(f"health: a result cannot be written: {error}", file=sys.stderr)
         return verdict.UNJUDGED if code == verdict.HEALTHY else code
     return code
-
-
-def _write(path: Path, text: str) -> None:
-    """Put a text at a path, all or nothing; a device or a pipe is written directly."""
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def print_table(result: Mapping[str, Any], stream: TextIO) -> None:

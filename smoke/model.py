@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import hashlib
-import json
 import os
 import platform
 import resource
@@ -30,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from smoke import isolate, lowering, pjrt, place
+from smoke import isolate, lowering, output, pjrt, place
 
 SCHEMA = "tpuforge.model/1"
 FITS, DOES_NOT, UNJUDGED = 0, 1, 2
@@ -592,13 +591,8 @@ def _compiled(
 def _deliver(path: str | None, result: dict[str, Any]) -> int:
     show = sys.stderr if path == "-" else sys.stdout
     print_table(result, show)
-    text = json.dumps(result, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     try:
-        if path == "-":
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        elif path:
-            Path(path).write_text(text, encoding="utf-8")
+        output.write_json(path, result)
     except OSError as error:
         print(f"health model: the result cannot be written: {error}", file=sys.stderr)
         return UNJUDGED

@@ -617,32 +617,49 @@ def _checks(checks: list[dict[str, Any]]) -> Html | None:
         for status in ("failed", "warning", "not run", "passed")
         if any(_standing(check) == status for check in checks)
     ]
-    tools = tag(
-        "form",
-        tag(
-            "label",
-            "Search ",
-            tag(
-                "input",
-                type_="search",
-                id_="search",
-                autocomplete="off",
-                placeholder="name, purpose, detail, remedy",
-            ),
-        ),
-        _choice("status", statuses),
-        _choice("tier", tiers),
-        tag("output", _count(len(checks), "check"), id_="shown"),
-        id_="tools",
-        role="search",
-        hidden=True,
-    )
+    choices = [
+        choice(name, name, values) for name, values in (("status", statuses), ("tier", tiers))
+    ]
+    tools = search("name, purpose, detail, remedy", choices, _count(len(checks), "check"))
     order = {"failed": 0, "warning": 1, "passed": 2, "not run": 3}
     ranked = sorted(checks, key=lambda check: order.get(_standing(check), 3))
     return join([tools, tag("div", [_check(check) for check in ranked], class_="checks")])
 
 
-def _choice(name: str, values: Sequence[str]) -> Html:
+def search(hint: str, choices: Sequence[Html], shown: str) -> Html:
+    """The form that narrows a list down; a page without scripts does not show it.
+
+    Args:
+        hint: What is searched.
+        choices: Groups of buttons, see :func:`choice`.
+        shown: How much is shown, at the beginning.
+
+    Returns:
+        The form.
+    """
+    field = tag("input", type_="search", id_="search", autocomplete="off", placeholder=hint)
+    return tag(
+        "form",
+        tag("label", "Search ", field),
+        choices,
+        tag("output", shown, id_="shown"),
+        id_="tools",
+        role="search",
+        hidden=True,
+    )
+
+
+def choice(name: str, title: str, values: Sequence[str]) -> Html:
+    """A group of buttons of which one is pressed, at the beginning the one for all.
+
+    Args:
+        name: The group, for the script.
+        title: The group, for people.
+        values: What can be chosen.
+
+    Returns:
+        The group.
+    """
     options = [
         tag(
             "label",
@@ -651,7 +668,7 @@ def _choice(name: str, values: Sequence[str]) -> Html:
         )
         for value in ("", *values)
     ]
-    return tag("fieldset", tag("legend", name), options)
+    return tag("fieldset", tag("legend", title), options)
 
 
 def _check(check: dict[str, Any]) -> Html:

@@ -18,6 +18,9 @@ from smoke.verdict import TIERS
 
 _SEVERITIES = ("critical", "warning")
 _KEY = pytest.StashKey["Check"]()
+REBAKE = "pull the image again by its digest, or bake it again"
+"""The remedy for an image whose own files are wrong."""
+
 _PLAIN_AFTER_S = 2.0
 _PLAIN_EVERY_S = 10.0
 
@@ -55,6 +58,8 @@ class Check:
     ) -> isolate.Ended:
         """Run a function in its own process and keep the memory figure.
 
+        A process that was killed from outside says nothing, and leaves the check not run.
+
         Args:
             function: A module-level function, see :func:`smoke.isolate.run`.
             *arguments: JSON values.
@@ -64,9 +69,7 @@ class Check:
         Returns:
             How it ended.
         """
-        ended = isolate.run(function, *arguments, timeout=timeout, env=env)
-        self.peak_memory_bytes = max(self.peak_memory_bytes or 0, ended.peak_memory_bytes)
-        return ended
+        return self._spoke(isolate.run(function, *arguments, timeout=timeout, env=env))
 
     def value(
         self,
@@ -104,12 +107,15 @@ class Check:
             AssertionError: If it did not end well; the message says how. A process that was
                 killed from outside leaves the check not run instead.
         """
+        if self._spoke(ended).error is not None:
+            raise AssertionError(ended.story)
+        return ended.value
+
+    def _spoke(self, ended: isolate.Ended) -> isolate.Ended:
         self.peak_memory_bytes = max(self.peak_memory_bytes or 0, ended.peak_memory_bytes)
         if ended.kind == "killed":
             self.cannot(ended.story)
-        if ended.error is not None:
-            raise AssertionError(ended.story)
-        return ended.value
+        return ended
 
     def cannot(self, why: str) -> NoReturn:
         """Say that this check cannot be made here; it is then *not run*, never a pass.

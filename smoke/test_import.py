@@ -10,7 +10,7 @@ import pytest
 from smoke import chips, flavours, imports, isolate, pjrt, workloads, xla
 from smoke.operators import census
 from smoke.place import Place
-from smoke.plugin import Check
+from smoke.plugin import REBAKE, Check
 
 _LIMIT_S = 120.0
 # a flag that ends processes is the business of one check, not of all
@@ -24,8 +24,6 @@ AUTOLOAD_SECONDS = 60.0
 
 AUTOLOAD_BYTES = 1_000_000_000
 """The bound on its memory: measured 516 to 552 MB."""
-
-_REBAKE = "pull the image again by its digest, or bake it again"
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +42,7 @@ def autoloaded() -> isolate.Ended:
     id="import.torch",
     purpose="torch alone loads, multiplies on the CPU and has no CUDA",
     severity="critical",
-    remedy=_REBAKE,
+    remedy=REBAKE,
 )
 def test_torch(check: Check) -> None:
     found = check.value(workloads.import_torch, False, timeout=_LIMIT_S, env=_QUIET)
@@ -59,7 +57,7 @@ def test_torch(check: Check) -> None:
     id="import.autoload",
     purpose="a plain import of torch loads torch_tpu, and without a TPU does no harm",
     severity="critical",
-    remedy=_REBAKE,
+    remedy=REBAKE,
 )
 def test_autoload(check: Check, tpus: list[chips.Chip], autoloaded: isolate.Ended) -> None:
     found = check.took(autoloaded)
@@ -104,7 +102,7 @@ def test_cost(check: Check, autoloaded: isolate.Ended) -> None:
     id="import.private-use",
     purpose="torch's spare backend is torch_tpu's: called tpu where a TPU is, else taken by nobody",
     severity="critical",
-    remedy="remove the package that registers another backend, or " + _REBAKE,
+    remedy="remove the package that registers another backend, or " + REBAKE,
 )
 def test_private_use(check: Check, tpus: list[chips.Chip], autoloaded: isolate.Ended) -> None:
     found = check.took(autoloaded)["spare"]
@@ -124,7 +122,7 @@ def test_private_use(check: Check, tpus: list[chips.Chip], autoloaded: isolate.E
     id="import.torch-tpu",
     purpose="torch_tpu loads by name, with the glue for this torch and no other",
     severity="critical",
-    remedy="install the torch that this torch_tpu was made for, or " + _REBAKE,
+    remedy="install the torch that this torch_tpu was made for, or " + REBAKE,
 )
 def test_torch_tpu(check: Check, here: Place, by_name: isolate.Ended) -> None:
     found = check.took(by_name)
@@ -177,7 +175,7 @@ def test_pjrt_pair(check: Check) -> None:
     id="import.census",
     purpose="torch_tpu brings kernels, and every core ATen operator is served",
     severity="warning",
-    remedy="see which operators are missing in health operators; " + _REBAKE,
+    remedy="see which operators are missing in health operators; " + REBAKE,
 )
 def test_census(check: Check, by_name: isolate.Ended) -> None:
     if by_name.error is not None:
@@ -201,10 +199,10 @@ def test_census(check: Check, by_name: isolate.Ended) -> None:
     id="import.stablehlo-pair",
     purpose="torch_tpu can write programs in a StableHLO version that libtpu reads",
     severity="critical",
-    remedy="install the libtpu that the lock names, or " + _REBAKE,
+    remedy="install the libtpu that the lock names, or " + REBAKE,
 )
+@pytest.mark.usefixtures("pypjrt")
 def test_stablehlo_pair(check: Check) -> None:
-    pytest.importorskip("pypjrt", reason="pypjrt, which asks libtpu, is not on PYTHONPATH")
     plugin = check.value(xla.measure_plugin, timeout=_LIMIT_S, env=_COMPILER)
     framework = check.value(xla.measure_framework, timeout=_LIMIT_S, env=_QUIET)
     check.figures |= {"plugin": plugin, "framework": framework}
@@ -218,15 +216,13 @@ def test_stablehlo_pair(check: Check) -> None:
     id="import.flavour",
     purpose="what the image's flavour adds loads, each module in a process of its own",
     severity="critical",
-    remedy=_REBAKE,
+    remedy=REBAKE,
 )
 def test_flavour(check: Check, here: Place) -> None:
     names = flavours.own(check, here, "imports")
     broken = []
     for name in names:
         ended = check.isolated(flavours.import_module, name, timeout=_LIMIT_S, env=_FLAVOUR)
-        if ended.kind == "killed":
-            check.cannot(ended.story)
         if ended.error is not None:
             broken.append(f"{name}: {ended.story}")
         else:
@@ -240,7 +236,7 @@ def test_flavour(check: Check, here: Place) -> None:
     id="import.tools",
     purpose="the commands that the image's flavour adds answer",
     severity="critical",
-    remedy=_REBAKE,
+    remedy=REBAKE,
 )
 def test_tools(check: Check, here: Place) -> None:
     said = {}
@@ -257,8 +253,8 @@ def test_tools(check: Check, here: Place) -> None:
     remedy="remove the unknown flag: XLA_FLAGS is for flags of XLA itself, flags of the TPU "
     "compiler (--xla_tpu_…) belong into LIBTPU_INIT_ARGS",
 )
+@pytest.mark.usefixtures("pypjrt")
 def test_flags(check: Check) -> None:
-    pytest.importorskip("pypjrt", reason="pypjrt, which asks libtpu, is not on PYTHONPATH")
     problems, named = [], []
     for name, function in (
         ("XLA_FLAGS", xla.read_flags),
@@ -269,8 +265,6 @@ def test_flags(check: Check) -> None:
             continue
         named.append(name)
         ended = check.isolated(function, timeout=_LIMIT_S, env={**_COMPILER, name: value})
-        if ended.kind == "killed":
-            check.cannot(ended.story)
         if ended.error is not None:
             problems.append(f"{name}={value[:_FLAGS_SHOWN]} ends the process: {_said(ended)}")
     check.figures["named"] = named

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from smoke import isolate
+from smoke import isolate, output
 from smoke.bench import pagecache, work
 
 SCHEMA = "tpuforge.bench/1"
@@ -338,17 +338,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "host": host(),
         "measurements": measurements,
     }
-    text = json.dumps(result, indent=2, sort_keys=True) + "\n"
-    if options.json == "-":
-        print(text, end="")
-    else:
+    if options.json != "-":
         print(_table(measurements))
-        if options.json:
-            try:
-                Path(options.json).write_text(text, encoding="utf-8")
-            except OSError as error:
-                print(f"bench: {options.json} cannot be written: {error}", file=sys.stderr)
-                return 2
+    try:
+        output.write_json(options.json, result)
+    except OSError as error:
+        print(f"bench: {options.json} cannot be written: {error}", file=sys.stderr)
+        return 2
     return 1 if any(measurement.failed for measurement in made) else 0
 
 

@@ -9,14 +9,6 @@ from smoke import page
 from smoke.operators import table
 from smoke.page import Html, tag
 
-_SHORT = {
-    table.PASSES: "passes",
-    table.UNSUPPORTED: "unsupported",
-    table.DIFFERS: "differs",
-    table.ERROR: "error",
-    table.LIMIT: "simulator limit",
-    table.NOT_RUN: "not run",
-}
 _MARKS = {
     table.PASSES: "passed",
     table.UNSUPPORTED: "warning",
@@ -112,9 +104,7 @@ def _summary(found: Mapping[str, Any]) -> Html:
 
 def _counts(title: str, by_dtype: Mapping[str, Mapping[str, int]]) -> Html:
     """Cells by dtype and status."""
-    head = tag(
-        "tr", tag("th", title), [tag("th", _SHORT[one], class_="n") for one in table.STATUSES]
-    )
+    head = tag("tr", tag("th", title), [tag("th", one, class_="n") for one in table.STATUSES])
     body = [
         tag(
             "tr",
@@ -133,33 +123,8 @@ def _operators(found: Mapping[str, Any]) -> Html:
         for status in table.STATUSES
         if any(counts[status] for counts in found["counts"].values())
     ]
-    choices = [
-        tag(
-            "label",
-            tag("input", type_="radio", name="status", value=one, checked=not one),
-            tag("span", _SHORT.get(one, "all")),
-        )
-        for one in ("", *shown)
-    ]
-    tools = tag(
-        "form",
-        tag(
-            "label",
-            "Search ",
-            tag(
-                "input",
-                type_="search",
-                id_="search",
-                autocomplete="off",
-                placeholder="name, message",
-            ),
-        ),
-        tag("fieldset", tag("legend", "status in any column, however called"), choices),
-        tag("output", f"{len(found['operators'])} operators", id_="shown"),
-        id_="tools",
-        role="search",
-        hidden=True,
-    )
+    status = page.choice("status", "status in any column, however called", shown)
+    tools = page.search("name, message", [status], f"{len(found['operators'])} operators")
     head = tag("tr", tag("th", "operator"), [tag("th", tag("code", dtype)) for dtype in dtypes])
     rows = [_row(op, cells, dtypes, targets) for op, cells in found["operators"].items()]
     whole = tag("table", tag("thead", head), tag("tbody", rows), class_="ops")
@@ -185,14 +150,14 @@ def _cell(cell: Mapping[str, Any], targets: list[str]) -> Html:
     said = _said(cell, targets)
     for way in table.WAYS:
         if way in cell:
-            words = " ".join([_SHORT[cell[way]["status"]], *_said(cell[way], targets)])
+            words = " ".join([cell[way]["status"], *_said(cell[way], targets)])
             said.append(f"{_WAYS[way]}: {words}")
-    shown = page.mark(_MARKS[status], _SHORT[status])
+    shown = page.mark(_MARKS[status], status)
     more = [tag("b", " refused by libtpu")] if _refused(cell) else []
     for way in table.WAYS:
         # what was not run because the operator itself does not pass needs no mark of its own
         if way in cell and cell[way]["status"] not in (table.PASSES, table.NOT_RUN):
-            more.append(tag("i", f" {_WAYS[way]}: {_SHORT[cell[way]['status']]}"))
+            more.append(tag("i", f" {_WAYS[way]}: {cell[way]['status']}"))
     if not said:
         return tag("td", shown)
     return tag("td", tag("details", tag("summary", shown, more), tag("pre", "\n".join(said))))

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from smoke import isolate, pjrt, place
+from smoke import isolate, output, pjrt, place
 from smoke.operators import audit, compiler, crew, table
 
 DTYPES = ("float32", "bfloat16", "int64")
@@ -398,44 +398,12 @@ def _deliver(options: argparse.Namespace, found: dict[str, Any]) -> int:
         if options.html:
             from smoke.operators import page
 
-            write(Path(options.html), page.render(found))
-        _json(options.json, found)
+            output.write(Path(options.html), page.render(found))
+        output.write_json(options.json, found, indent=1)
     except OSError as error:
         print(f"health operators: a result cannot be written: {error}", file=sys.stderr)
         return code or 2
     return code
-
-
-def _json(path: str | None, document: Mapping[str, Any]) -> None:
-    if path is None:
-        return
-    text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write(Path(path), text)
-
-
-def write(path: Path, text: str) -> None:
-    """Put a text at a path, all or nothing; a device or a pipe is written directly.
-
-    Args:
-        path: Where.
-        text: What.
-    """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def print_table(found: Mapping[str, Any], stream: TextIO) -> None:
@@ -509,7 +477,7 @@ def _compare(options: argparse.Namespace) -> int:
     show = sys.stderr if options.json == "-" else sys.stdout
     print_changes(changes, show)
     try:
-        _json(options.json, changes)
+        output.write_json(options.json, changes, indent=1)
     except OSError as error:
         raise CannotError(f"the result cannot be written: {error}") from error
     return int(changes["exit_code"])

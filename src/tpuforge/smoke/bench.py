@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tpuforge.console import Progress, duration, print_table
+from tpuforge.console import Progress, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_json
@@ -282,10 +282,7 @@ def _outcome(
         summary += f", {missing} not run"
     summary += f"; {folder / 'bench.json'}"
     if status == "unchanged":
-        summary += (
-            " (same image, simulator and options as in the last run, which took "
-            f"{duration(record['seconds'])})"
-        )
+        summary += container.as_before(record)
     return Outcome(
         status,
         summary,

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpuforge.console import Progress
+from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import (
     ROOT,
@@ -807,6 +807,18 @@ def earlier(folder: Path, files: Sequence[str], key: str) -> dict[str, Any] | No
     except OSError:
         return None
     return record if whole else None
+
+
+def as_before(record: Mapping[str, Any]) -> str:
+    """What a verb adds to its summary when it shows an earlier run again.
+
+    Args:
+        record: That run's ``run.json``.
+    """
+    return (
+        " (same image, simulator and options as in the last run, which took "
+        f"{duration(record['seconds'])})"
+    )
 
 
 def publish(folder: Path, files: Mapping[str, Path], record: Any) -> None:

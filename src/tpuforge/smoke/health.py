@@ -525,10 +525,7 @@ def _outcome_of_one(case: _Case, path: Path, *, show: bool) -> Outcome:
     summary += f", by some checks only: {health['selection']}" if health.get("selection") else ""
     summary += f"; {page}"
     if case.cached:
-        summary += (
-            " (same image, simulator and options as in the last run, which took "
-            f"{duration(record['seconds'])})"
-        )
+        summary += container.as_before(record)
     return Outcome(
         "unchanged" if case.cached else "done",
         summary,

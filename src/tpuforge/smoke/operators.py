@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tpuforge.console import Progress, duration, print_table, size
+from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, read_json
 from tpuforge.process import clean_env, run
@@ -222,10 +222,7 @@ def _outcome(
     words = f"{number} that nobody knew" if number else "all as known"
     summary = f"operators of {subject.reference}: {words}; {folder / 'operators.html'}"
     if status == "unchanged":
-        summary += (
-            " (same image, simulator and options as in the last run, which took "
-            f"{duration(record['seconds'])})"
-        )
+        summary += container.as_before(record)
     else:
         summary += f"; largest process {size(found['peak_memory_bytes'])}"
     return Outcome(
