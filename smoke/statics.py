@@ -7,7 +7,6 @@ import hashlib
 import os
 import pwd
 import re
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,6 @@ CACHES = (
 
 LOCK_FILE = "/tmp/libtpu_lockfile"
 """The file by which libtpu lets one process in at a time."""
-
-METADATA = ("169.254.169.254", 80)
-"""The metadata server of a cloud VM."""
 
 _ENTRY = b"GetPjrtApi"
 
@@ -259,20 +255,6 @@ def lock_file_problems(place: Place) -> tuple[list[str], str]:
     if holders:
         return [], f"process {holders[0]} holds {LOCK_FILE}"
     return [], f"{LOCK_FILE} is there, nobody holds it, and this user can open it"
-
-
-def metadata_answers(address: tuple[str, int] = METADATA, limit: float = 1.0) -> bool:
-    """Whether the metadata server of a cloud VM can be reached.
-
-    Args:
-        address: Its address: a name could take long to resolve.
-        limit: Seconds to wait.
-    """
-    try:
-        socket.create_connection(address, timeout=limit).close()
-    except OSError:
-        return False
-    return True
 
 
 def constraint_problems(path: Path, torch: str | None) -> list[str]:

@@ -10,11 +10,13 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from smoke import chips, launch
+from smoke import chips, isolate, launch, test_device
+from smoke.plugin import Check
 
 NUMBERS = {generation: number for number, generation in chips.GENERATIONS.items()}
 GENERATIONS = sorted(NUMBERS)
@@ -159,20 +161,27 @@ def metadata(answer: bytes, wait: float = 0.0) -> int:
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nv6e-8", "v6e-8"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret", ""),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nv6e-8", ""),
-        (b"nonsense\r\n\r\n", ""),
-        (b"", ""),
+        # one that refuses names no slice, and libtpu would ask it again and again
+        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 5\r\n\r\nv6e-8", None),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nv6e-8", None),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://localhost/\r\nContent-Length: 0\r\n\r\n", None),
+        (b"nonsense\r\n\r\n", None),
+        (b"", None),
     ],
 )
 def test_the_metadata_server_is_asked_for_the_type_and_no_more(
-    answer: bytes, expected: str
+    tmp_path: Path, answer: bytes, expected: str | None
 ) -> None:
-    assert chips.accelerator_type("localhost", metadata(answer)) == expected
+    found = chips.accelerator_type("localhost", metadata(answer))
+    assert found == expected
+    tree(tmp_path, "v6e", 8)
+    env = chips.runtime_env(chips.scan(tmp_path), {}, found is not None)
+    assert ("TPU_SKIP_MDS_QUERY" in env) == (expected is None)
 
 
 def test_a_metadata_server_that_is_slow_or_absent_costs_a_moment() -> None:
     started = time.monotonic()
-    assert chips.accelerator_type("localhost", metadata(b"", wait=3)) == ""
+    assert chips.accelerator_type("localhost", metadata(b"", wait=3)) is None
     with socket.create_server(("localhost", 0)) as closed:
         port = closed.getsockname()[1]
     assert chips.accelerator_type("localhost", port) is None
@@ -183,3 +192,75 @@ def test_hosts_are_counted_by_their_names() -> None:
     assert launch.hosts({}) == 1
     assert launch.hosts({"TPU_WORKER_HOSTNAMES": "localhost"}) == 1
     assert launch.hosts({"TPU_WORKER_HOSTNAMES": "a,b,,c"}) == 3
+
+
+README = {"device": "tpu", "finite": True, "difference": 0.001, "scale": 1.0}
+TRAINED = {
+    "largest_weight_step": 0.1,
+    "largest_weight_difference": 0.001,
+    "first_step_seconds": 1.0,
+    "steady_step_seconds": 0.1,
+}
+FORWARD = {"difference": 0.001}
+
+
+def gibibytes(number: float) -> dict[str, Any]:
+    """What a chip of so much memory says."""
+    return {"total_bytes": int(number * 2**30), "free_bytes": 0, "why": ""}
+
+
+def numeric(name: str, check: Check) -> None:
+    """Run one of the checks that compare numbers, on a host with one TPU v6e."""
+    chip = chips.Chip("0000:00:05.0", "v6e", None)
+    calls: dict[str, Callable[[], None]] = {
+        "readme": lambda: test_device.test_readme(check, {}),
+        "train": lambda: test_device.test_train(check, {}),
+        "compile-forward": lambda: test_device.test_compile_forward(check, {}),
+        "compile-train": lambda: test_device.test_compile_train(check, {}),
+        "memory": lambda: test_device.test_memory(check, [chip], {}),
+    }
+    calls[name]()
+
+
+def answered(
+    monkeypatch: pytest.MonkeyPatch, value: dict[str, Any] | None, error: str | None
+) -> Check:
+    """A check whose process ends like that, on no device at all."""
+    kind = "AssertionError" if error else None
+    ended = isolate.Ended(value, error, kind, 1.0, 1, "")
+    monkeypatch.setattr(isolate, "run", lambda *_, **__: ended)
+    return Check("device.some", "device", "purpose", "critical", "remedy")
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "words"),
+    [
+        ("readme", README, {"difference": 0.03}, "differs from the CPU's by 0.03"),
+        ("readme", README, {"finite": False}, "differs from the CPU's"),
+        ("readme", README, {"device": "cpu"}, "the product is on cpu"),
+        ("train", TRAINED, {"largest_weight_step": 0.0}, "moved no weight"),
+        ("compile-train", TRAINED, {"largest_weight_step": 0.0}, "moved no weight"),
+        ("memory", gibibytes(31.24), gibibytes(15.75), "15.75 GiB, where a TPU v6e has 31.24"),
+    ],
+)
+def test_a_device_whose_numbers_are_wrong_fails_and_one_whose_are_right_passes(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    right: dict[str, Any],
+    wrong: dict[str, Any],
+    words: str,
+) -> None:
+    numeric(name, answered(monkeypatch, right, None))
+    with pytest.raises(AssertionError, match=words):
+        numeric(name, answered(monkeypatch, right | wrong, None))
+
+
+@pytest.mark.parametrize("name", ["readme", "train", "compile-forward", "compile-train", "memory"])
+def test_what_the_comparison_on_the_device_says_is_the_failure(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "compile-forward":
+        numeric(name, answered(monkeypatch, FORWARD, None))
+    check = answered(monkeypatch, None, "AssertionError: Tensor-likes are not close!")
+    with pytest.raises(AssertionError, match="are not close"):
+        numeric(name, check)
