@@ -12,7 +12,7 @@ import pytest
 from smoke.operators.crew import Crew, CrewError, Ended
 
 WORK = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from pathlib import Path
 
 def worker(folder):
@@ -25,6 +25,8 @@ def worker(folder):
         if what == "abort once" and not (folder / "once").exists():
             (folder / "once").touch()
             os.abort()
+        if what == "fault":
+            ctypes.string_at(0)
         if what == "leave":
             os._exit(7)
         if what == "killed":
@@ -85,19 +87,20 @@ def test_a_crew_works_more_than_once(folder: Path) -> None:
 
 
 def test_only_the_task_that_ends_its_process_is_blamed(folder: Path) -> None:
-    words = ["count", "abort", "count", "leave", "count", "killed", "raise", "count"]
+    words = ["count", "abort", "count", "leave", "count", "killed", "raise", "fault"]
     made = crew(folder, count=1)
     ends = made.do([{"do": word, "number": number} for number, word in enumerate(words)])
-    kinds = ["done", "signal", "done", "exit", "done", "killed", "raised", "done"]
+    kinds = ["done", "signal", "done", "exit", "done", "killed", "raised", "signal"]
     assert [end.kind for end in ends] == kinds
     assert ends[1].message == "the process was ended by SIGABRT: E0000 something is wrong"
     assert ends[1].again
     assert "exit code 7" in ends[3].message
     assert "memory limit" in ends[5].message
     assert ends[6].message == "LookupError: no such thing"
-    assert ends[0].value[0] == 0 and ends[7].value[0] == 7
+    assert "SIGSEGV" in ends[7].message
+    assert ends[0].value[0] == 0 and ends[4].value[0] == 4
     # every one that dies gets a second try
-    assert made.restarts == 3
+    assert made.restarts == 4
 
 
 def test_a_task_that_dies_once_and_works_in_a_fresh_process_is_not_blamed(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -150,6 +151,17 @@ def test_a_real_plugin_is_never_taken_for_the_simulator(tmp_path: Path) -> None:
     variables = {"TPUFORGE_SIMULATOR": str(tmp_path), "TPU_LIBRARY_PATH": "/lib/libtpu.so"}
     assert run._closed(variables) == "TPU_LIBRARY_PATH does not name the simulator's plugin"
     assert run._closed(variables | {"TPU_LIBRARY_PATH": f"{tmp_path}/wrapper.so"}) is None
+
+
+def test_without_a_simulator_there_is_the_census_and_no_verdict() -> None:
+    shown = io.StringIO()
+    why = str(run._closed({}))
+    run.print_table(document() | {"audited": False, "why_not": why}, shown)
+    assert shown.getvalue().splitlines() == [
+        "census: 3 ATen overloads: 1 direct (1 operators), 1 composite, 1 unsupported; core ATen 1 "
+        "of 1",
+        "audit: not run: no simulator is mounted",
+    ]
 
 
 def test_exit_codes_of_an_audit() -> None:

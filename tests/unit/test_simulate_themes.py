@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smoke import isolate
+from smoke import isolate, workloads
 from smoke.plugin import Check
 from smoke.simulator import limits, programs, themes
 
@@ -214,3 +214,48 @@ def test_a_limit_that_is_gone_or_has_changed_is_told() -> None:
     assert other is not None
     assert "another way" in other
     assert "no such operator" in other
+
+
+def counted(requests: int, hits: int, compilations: int) -> dict[str, int]:
+    """What the counters of the compile cache say of one round."""
+    names = ("num_cache_reqs", "num_cache_hits", "num_compilations")
+    return dict(zip(names, (requests, hits, compilations), strict=True))
+
+
+ROUNDS = (counted(4, 0, 4), counted(4, 4, 0), counted(4, 0, 4))
+STEPS = (9, 2, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "steps", "words"),
+    [
+        ({0: counted(4, 4, 0)}, STEPS, "the first round compiled nothing"),
+        ({1: counted(4, 3, 1)}, STEPS, "compiled 1 times again"),
+        ({1: counted(4, 3, 0)}, STEPS, "the cache was not asked"),
+        ({1: counted(0, 0, 0)}, STEPS, "the cache was not asked"),
+        ({2: counted(4, 4, 0)}, STEPS, "a new shape was not compiled"),
+        ({}, (0, 0, 0, 0, 0, 0), "the first training step compiled nothing"),
+        ({}, (9, 2, 0, 1, 0, 0), "training steps compile after 2 steps"),
+    ],
+)
+def test_a_compile_cache_that_does_not_work_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: dict[int, dict[str, int]],
+    steps: tuple[int, ...],
+    words: str,
+) -> None:
+    def answer(said: Sequence[dict[str, int]], made: Sequence[int]) -> None:
+        monkeypatch.setattr(workloads, "cache_counters", lambda: {"counters": list(said)})
+        monkeypatch.setattr(programs, "_compilations_of_training", lambda: list(made))
+
+    answer(ROUNDS, STEPS)
+    assert "then 4 hits and none" in programs.cache()["detail"]
+    answer([rounds.get(number, usual) for number, usual in enumerate(ROUNDS)], steps)
+    with pytest.raises(AssertionError, match=words):
+        programs.cache()
+
+
+def test_without_counters_nothing_is_said_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "cache_counters", lambda: {"counters": None})
+    with pytest.raises(programs.CannotError, match="the only counters"):
+        programs.cache()
