@@ -25,8 +25,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from process_support import call
-
 ROOM = Path("/tmp/indexes")
 NEWER = "2.99.0"
 
@@ -74,7 +72,7 @@ def installed(python: str) -> dict[str, str]:
     """The packages of an environment, by name."""
     lines = "import json; from importlib.metadata import distributions as d; "
     lines += "print(json.dumps({one.name.lower(): one.version for one in d()}))"
-    done = call([python, "-I", "-c", lines], check=True)
+    done = subprocess.run([python, "-I", "-c", lines], capture_output=True, check=True, text=True)
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
