@@ -184,6 +184,7 @@ def test_a_layer_with_a_flipped_byte_is_never_run(engine: Engine, tiny: tuple[Pa
     assert done.returncode == 1
     assert "is not the OCI layout of tpuforge/tests-tiny:1" in done.stderr
     assert f"{layer.name} has another digest than its name" in done.stderr
+    assert "./forge bake --no-cache --image runtime" in done.stderr
     assert engine.run("image", "inspect", "tpuforge/tests-tiny:1").returncode != 0
 
 

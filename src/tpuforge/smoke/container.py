@@ -445,7 +445,9 @@ def _load(engine: Engine, subject: Subject, layout: Path, progress: Progress) ->
         raise ForgeError(
             f"{layout} is not the OCI layout of {subject.reference}: {error}",
             expected=f"a layout that holds {subject.digest}",
-            mend="./forge bake",
+            # without it a bake looks at times and sizes alone
+            mend=f"./forge bake --no-cache --image {subject.slug.partition('-py')[0]}"
+            + (f" --python {subject.python}" if subject.python else ""),
             exit_code=Exit.FAULT,
         ) from error
     read, write = os.pipe()
