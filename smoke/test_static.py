@@ -57,7 +57,7 @@ def test_closure(check: Check, here: Place, facts: dict[str, Any]) -> None:
     _none(installed.closure_problems(here.site, here.home / "lock.txt"))
     count = len(installed.distributions(here.site))
     check.figures["packages"] = count
-    check.detail = f"{count} packages, as locked"
+    check.detail = f"{count} packages: those of the lock, and pip"
 
 
 @pytest.mark.check(

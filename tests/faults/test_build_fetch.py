@@ -63,7 +63,10 @@ def test_fills_then_has_nothing_to_do(
     second = checkout.run("--json", env=env)
     record = json.loads(second.stdout)
     assert (second.returncode, record["status"]) == (0, "unchanged")
-    assert record["summary"] == "6 wheels, 2.8 MB, all digests verified"
+    assert record["summary"] == (
+        "6 wheels, 2.8 MB, all digests verified: 3 of runtime-py311.txt, 1 of "
+        "smoke-py311.txt, 1 of simulator-py311.txt, 1 of tools-py311.txt"
+    )
     assert record["data"]["fetched"] == {}
     assert len(index.seen) == asked
 

@@ -17,6 +17,7 @@ import queue
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -522,7 +523,7 @@ def _fetch_all(
     total = sum(sizes.values())
     brought = sum(place["bytes"] for place in report.fetched.values())
     plural = "s" if len(wheels) > 1 else ""
-    summary = f"{len(wheels)} wheel{plural}, {size(total)}, all digests verified"
+    summary = f"{len(wheels)} wheel{plural}, {size(total)}, all digests verified: {_whence(wheels)}"
     if missing:
         ways = ", ".join(
             f"{count['files']} from {_KINDS[kind]}"
@@ -566,6 +567,12 @@ def _fetch_all(
             ],
         },
     )
+
+
+def _whence(wheels: Sequence[Wanted]) -> str:
+    """How many wheels each lock names, those of several at the first of them."""
+    counts = Counter(wanted.locks[0] for wanted in wheels)
+    return ", ".join(f"{count} of {lock}" for lock, count in counts.items())
 
 
 _KINDS = {

@@ -452,7 +452,9 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
     """
     found = wheels(target, inputs) | _copy_given(target, progress)
     total = sum(path.stat().st_size for path in found.values())
-    with progress.step(f"verifying {len(found)} wheels", total):
+    own = sum(len(group) for name, group in inputs.groups.items() if name not in ("pip", "smoke"))
+    what = f"{own} of the lock, pip, {len(found) - own - 1} more of the health suite"
+    with progress.step(f"verifying {len(found)} wheels: {what}", total):
         for package, path in found.items():
             digest = sha256_file(path, progress.advance)
             if digest != package.sha256:
