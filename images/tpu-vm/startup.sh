@@ -21,14 +21,21 @@ fail() {
     exit "$2"
 }
 
-# Writes an attribute of the VM to a file; fails with 22 if the VM has none of this name.
+# Writes an attribute of the VM to a file; fails if the VM has none of this name. A server that says
+# neither ends all: without its answer nobody knows whether a key is asked for.
 attribute() {
-    curl --silent --fail --max-time 10 --retry 5 --retry-connrefused \
-        --header "Metadata-Flavor: Google" --output "$2.part" "$server/$1"
+    status=$(curl --silent --max-time 10 --retry 5 --retry-connrefused --write-out "%{http_code}" \
+        --header "Metadata-Flavor: Google" --output "$2.part" "$server/$1") || status=none
+    case $status in
+    200) return 0 ;;
+    404) rm -f "$2.part" ;;
+    *) fail "the metadata server does not answer for $1 (status $status)" 2 ;;
+    esac
+    return 1
 }
 
 required() {
-    attribute "$1" "$2" || fail "the VM has no metadata $1, or its server does not answer" 2
+    attribute "$1" "$2" || fail "the VM has no metadata $1" 2
 }
 
 # Puts a file in its place whole or not at all.

@@ -10,7 +10,7 @@ import pytest
 
 import validators_support
 from process_support import call
-from tpu_vm_support import FOLDER, IMAGE, program
+from tpu_vm_support import DIGEST, FOLDER, IMAGE, program
 
 gke = program("gke-manifest")
 LABELS = {
@@ -48,6 +48,10 @@ COMMAND = [
     "- x\ty",
     "null",
     "é'\"",
+    "\U0001f680 \u2028 \x85 \x7f",
+    "$(x) `x` ${x}",
+    "a: b\n- c: {d}",
+    "x" * 5000,
 ]
 
 _JUDGE = """
@@ -164,7 +168,19 @@ def test_the_judge_can_say_no() -> None:
         (("job", "v6e", "2x2x1"), "v6e has 2 axes, as in 2x2, not 2x2x1"),
         (("job", "v5p", "2x2"), "v5p has 3 axes"),
         (("job", "v5p", "2x0x1"), "is not a topology"),
-        (("job", "v5e", "3x5"), "15 chips, which are no hosts of 4"),
+        (("job", "v5e", "3x5"), "v5e has no topology 3x5: 1x1, 2x2"),
+        (("job", "v6e", "2x3"), "v6e has no topology 2x3"),
+        (("job", "v6e", "999x999"), "v6e has no topology 999x999"),
+        (("job", "v5p", "4x2x2"), "v5p has no topology 4x2x2: 2x2x1, or sides"),
+        (("job", "v4", "16x16x20"), "v4 has no topology 16x16x20"),
+        (("job", "v5e", "2x2", "--chips-per-host", "8"), "4 chips, which are no hosts of 8"),
+        (("job", "v6e", "2x2\n"), "is not a topology"),
+        (("job", "v6e", "2x2", "--cache-claim", ""), "--cache-claim '': no name of an object"),
+        (("job", "v6e", "2x2", "--service-account", "a\nb: c"), "--service-account 'a\\nb: c'"),
+        (("job", "v6e", "2x2", "--image", f"$(x)@{DIGEST}"), "--image …"),
+        (("job", "v6e", "2x2", "--image", f'a"b: c@{DIGEST}'), "--image …"),
+        (("job", "v6e", "2x2", "--image", f"{IMAGE}\n"), "--image …"),
+        (("job", "v6e", "2x2", "--image", IMAGE, "--", "\udcff"), "no text in UTF-8"),
         (("job", "v3", "2x2"), "invalid choice"),
         (("job", "v6e", "2x2", "--slices", "2"), "--slices needs a jobset"),
         (("job", "v6e", "2x2", "--name", "My_Job"), "--name My_Job"),

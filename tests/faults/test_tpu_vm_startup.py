@@ -74,7 +74,7 @@ def vm(tmp_path: Path) -> Iterator[Vm]:
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = metadata.get(self.path.rpartition("/")[2])
-            right = self.headers["Metadata-Flavor"] == "Google"
+            right = self.headers["Metadata-Flavor"] == "Google" and known != b"refused"
             self.send_response(403 if not right else 404 if known is None else 200)
             self.end_headers()
             self.wfile.write(known or b"<html>Not Found</html>" if right else b"")
@@ -126,10 +126,13 @@ def test_the_metadata_of_the_next_boot_win(vm: Vm) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("tpu-run", None, "no metadata tpu-run,"),
+        ("tpu-run", None, "no metadata tpu-run\n"),
         ("tpu-run", b"<html>", "not the program"),
-        ("tpu-run-service", None, "no metadata tpu-run-service,"),
-        ("tpu-run-image", None, "no metadata tpu-run-image,"),
+        ("tpu-run-service", None, "no metadata tpu-run-service\n"),
+        ("tpu-run-image", None, "no metadata tpu-run-image\n"),
+        # an image that a key was asked for must not run without
+        ("tpu-run-key", b"refused", "does not answer for tpu-run-key (status 403)"),
+        ("tpu-run-options", b"refused", "does not answer for tpu-run-options (status 403)"),
         ("tpu-run-command", b"python\nrm", "metadata tpu-run-command has more than one line"),
         ("tpu-run-options", b"-e\nA", "metadata tpu-run-options has more than one line"),
     ],

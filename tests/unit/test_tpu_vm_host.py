@@ -381,12 +381,21 @@ def test_names_of_images(text: str, name: str, tag: str, digest: str) -> None:
         "-v",
         "runtime:",
         "a//b",
+        f"localhost:65536/runtime@{DIGEST}",
+        f"localhost:0/runtime@{DIGEST}",
+        f"localhost:{'9' * 5000}/runtime@{DIGEST}",
+        f"{'x' * 5000}@{DIGEST}",
+        f"me:open-sesame@registry.invalid/runtime@{DIGEST}",
+        "https://me:open-sesame@registry.invalid/runtime",
+        f"me:open/sesame@registry.invalid/runtime@{DIGEST}1",
     ],
 )
 def test_what_is_no_name_of_an_image(text: str) -> None:
     with pytest.raises(tpu_run.StopError) as caught:
         tpu_run.parse_reference(text)
     assert caught.value.code == 2
+    assert "sesame" not in caught.value.found
+    assert len(caught.value.found) < 400
 
 
 @pytest.mark.parametrize(
