@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import hashlib
 import importlib
 import io
@@ -276,3 +277,32 @@ def make(
             )
         )
     return Toy(out, top["digest"])
+
+
+def twin(toy: Toy) -> str:
+    """Lay its twin with gzip layers beside it, as a bake with ``--gzip`` does; its digest."""
+    source, blobs = toy.folder / "oci" / "blobs" / "sha256", toy.folder / "oci-gzip/blobs/sha256"
+    blobs.mkdir(parents=True)
+    kind = "application/vnd.oci.image"
+    body = json.loads((source / toy.digest.removeprefix("sha256:")).read_bytes())
+
+    def keep(data: bytes, what: str) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"mediaType": f"{kind}.{what}", "digest": f"sha256:{digest}", "size": len(data)}
+
+    keep((source / body["config"]["digest"].removeprefix("sha256:")).read_bytes(), "config.v1+json")
+    body["layers"] = [
+        keep(
+            gzip.compress((source / one["digest"].removeprefix("sha256:")).read_bytes(), mtime=0),
+            "layer.v1.tar+gzip",
+        )
+        for one in body["layers"]
+    ]
+    top = keep(json.dumps(body).encode(), "manifest.v1+json")
+    index = {"schemaVersion": 2, "manifests": [top]}
+    (toy.folder / "oci-gzip" / "index.json").write_text(json.dumps(index))
+    path = toy.folder / "image.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "gzip": {"manifest_digest": top["digest"]}}))
+    return str(top["digest"])

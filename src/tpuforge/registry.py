@@ -60,8 +60,10 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # what skopeo writes beside blobs: its memory of where they are
 _SLACK = 1 << 26
 _MOST_SHOWN = 300
+_LONGEST_NAME = 255
 # engines take about 125
 _MOST_LAYERS = 500
+_ATTACHED = "if the image is yours: ./forge sbom, ./forge push; else ask who published it"
 _REF_NAME = "org.opencontainers.image.ref.name"
 _FATAL = re.compile(r'level=fatal msg="?(?P<why>.*?)"?$', re.MULTILINE)
 
@@ -102,8 +104,11 @@ class Reference:
             wrong = (
                 "it does not begin with a registry, such as registry.example/ or localhost:5000/"
             )
-        elif not _NAME.fullmatch(name):
-            wrong = f"{_shown(name)!r} cannot be the name of a repository: a-z, digits, - . _ /"
+        elif len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+            wrong = (
+                f"{_shown(name)!r} cannot be the name of a repository: up to {_LONGEST_NAME} "
+                "small letters, digits, - . _ /"
+            )
         elif colon and not _TAG.fullmatch(tag):
             wrong = f"{_shown(tag)!r} cannot be a tag"
         elif at and not _DIGEST.fullmatch(digest):
@@ -245,7 +250,8 @@ def from_options(options: argparse.Namespace, progress: Progress) -> Registry:
     Raises:
         ForgeError: If a file is not there, or the number of attempts is none.
     """
-    ca = user_path(options.ca) if options.ca else None
+    # an empty one is a variable that is not set, and no wish to do without
+    ca = user_path(options.ca) if options.ca is not None else None
     if ca is not None and not ca.is_file():
         raise ForgeError(
             f"{ca}: there is no such file",
@@ -256,7 +262,7 @@ def from_options(options: argparse.Namespace, progress: Progress) -> Registry:
         raise ForgeError(
             f"--tries {options.tries}", expected="1 or more", mend=f"leave it out for {TRIES}"
         )
-    authfile = user_path(options.authfile) if options.authfile else None
+    authfile = user_path(options.authfile) if options.authfile is not None else None
     return Registry(progress, Access(authfile, ca, options.plain_http), tries=options.tries)
 
 
@@ -858,7 +864,7 @@ def read_referrers(layout: Path, subject: str) -> tuple[bytes, list[oci.Image]]:
             f"the layout {layout} of what is attached to the image is not whole: "
             f"{type(error).__name__}: {error}",
             expected="manifests with a subject, and an index of them",
-            mend="./forge sbom",
+            mend=_ATTACHED,
             exit_code=Exit.FAULT,
         ) from error
     return index, images
@@ -875,7 +881,7 @@ def _other(layout: Path, subject: str, what: str) -> ForgeError:
     return ForgeError(
         f"{layout} is not what is attached to {subject}: {what}",
         expected="a bill of materials and provenance of this very image",
-        mend="./forge sbom",
+        mend=_ATTACHED,
         exit_code=Exit.FAULT,
     )
 

@@ -21,7 +21,7 @@ from tpuforge import distribution
 from tpuforge import layout as oci
 from tpuforge.console import Progress
 from tpuforge.release import cosign, referrers
-from trust_support import Toy, files, make, verb
+from trust_support import Toy, files, make, twin, verb
 
 PASSWORD = "open sesame"
 
@@ -196,7 +196,7 @@ def test_a_document_that_is_attached_later_is_pushed_and_asks_to_sign_again(
     done = toy.verb("push", *words)
     assert done.returncode == 0, done.stderr
     assert "1 document was newly attached" in done.stdout and "nothing to do" not in done.stdout
-    assert "sign has to sign again" in done.stderr and "UNHEALTHY" in done.stderr
+    assert "sign it again (./forge sign --image toy" in done.stderr and "UNHEALTHY" in done.stderr
     assert "health.json is signed" in signed.failed(name=f"{to}@{toy.digest}")
     key = ["--key", signed.keys.private]
     done = toy.verb("sign", *words, *key, COSIGN_PASSWORD=PASSWORD)
@@ -217,6 +217,18 @@ def test_a_document_that_is_attached_later_is_pushed_and_asks_to_sign_again(
     found = signed.verify("--healthy", name=f"{to}@{toy.digest}")
     names = [one["what"] for one in found["data"]["checks"]]
     assert names.count("health.json is signed") == 1
+
+
+def test_the_twin_with_gzip_layers_is_verified_like_the_image(signed: Signed) -> None:
+    toy = make(signed.toy.out.parent / "both")
+    digest, to = twin(toy), f"{signed.where.address}/both"
+    words = ["--image", "toy", "--to", to]
+    toy.about("sbom")
+    done = toy.verb("push", *words, "--gzip")
+    assert done.returncode == 0 and "6 documents were newly attached" in done.stdout
+    done = toy.verb("sign", *words, "--key", signed.keys.private, COSIGN_PASSWORD=PASSWORD)
+    assert done.returncode == 0 and "signed 8 of 8" in done.stdout, done.stderr
+    assert signed.verify("--layers", name=f"{to}@{digest}")["data"]["digest"] == digest
 
 
 def test_an_image_that_somebody_else_built(signed: Signed) -> None:

@@ -104,7 +104,7 @@ def test_a_layer_unpacks_to_what_one_of_its_size_may(
 
 
 def zstd(data: bytes) -> bytes:
-    """Compressed in the coarsest way: a frame of blocks that repeat one byte, or are as they are."""
+    """Compressed in the coarsest way: blocks that repeat one byte, or are as they are."""
     made = bytearray(b"\x28\xb5\x2f\xfd\x00\x58")
     step = 1 << 17
     for at in range(0, len(data), step):

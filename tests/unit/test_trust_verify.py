@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import signal
 import tarfile
 import threading
@@ -21,10 +22,11 @@ from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.layout import Blob, read_image
 from tpuforge.registry import Reference, Registry
-from tpuforge.release import attest, bill, cosign, inventory, referrers
+from tpuforge.release import attest, bill, cosign, inventory, referrers, verify
 from tpuforge.release.cosign import Signer
-from trust_support import DIGESTS, SITE, Toy, files, labels, make, record
+from trust_support import DIGESTS, SITE, Toy, files, labels, make, record, twin
 
+NAME = "attestations/sbom.cdx.json"
 ATTACHED = "documents attached, each of its digest and of this image"
 
 
@@ -215,6 +217,45 @@ def test_a_file_that_was_changed_with_its_record(tmp_path: Path) -> None:
     checks = toy.about("verify")["data"]["checks"]
     (one,) = [one for one in checks if one["what"] == RECORDS]
     assert "torch 2.13.0+cpu" in one["detail"]
+
+
+def test_the_twin_with_gzip_layers_has_documents_of_its_own(toy: Toy) -> None:
+    layout, digest = toy.folder / "referrers-gzip", twin(toy)
+    found = toy.about("sbom")
+    assert "as many for its gzip twin" in found["summary"]
+    assert found["data"]["gzip"]["subject"] == digest
+    attached, blob = referrers.read_layout(layout, digest)
+    assert {one.subject for one in attached} == {digest}
+    bills = [one for one in attached if one.kind == referrers.CYCLONEDX]
+    said = bill.read_cyclonedx(blob(bills[0].blob.digest))
+    assert said.digest == digest
+    assert said.parts == bill.read_cyclonedx((toy.folder / NAME).read_bytes()).parts
+    layer = read_image(toy.folder / "oci-gzip").layers[0].digest
+    assert layer.encode() in blob(bills[0].blob.digest)
+    assert toy.about("sbom")["status"] == "unchanged"
+    # it is made again if it is damaged, and goes with the twin
+    (layout / "blobs/sha256" / attached[0].digest[7:]).write_bytes(b"{}")
+    assert toy.about("sbom")["status"] == "done"
+    shutil.rmtree(toy.folder / "oci-gzip")
+    assert toy.about("sbom")["data"]["gzip"] is None
+    assert not layout.exists()
+
+
+def test_what_mends_names_the_image(toy: Toy) -> None:
+    (toy.folder / "referrers" / "index.json").write_text("{}")
+    (toy.folder / "referrers").rename(toy.folder / "away")
+    checks = toy.about("verify", code=1)["data"]["checks"]
+    assert [one["mend"] for one in checks if one["status"] == "failed"] == [
+        "./forge sbom --image toy --python 3.11"
+    ]
+    (toy.folder / "away").rename(toy.folder / "referrers")
+    checks = toy.about("verify", code=1)["data"]["checks"]
+    mends = [one["mend"] for one in checks if one["status"] == "failed"]
+    assert mends and all("./forge sbom --image toy --python 3.11" in mend for mend in mends)
+    remote = verify.Verdict("--image toy", "a.example/toy", gzip=True)
+    assert "./forge bake --no-cache --image toy --gzip, " in remote.mend("bake --no-cache")
+    assert "./forge push --image toy --gzip --to a.example/toy, " in remote.mend()
+    assert "no image of this checkout" in verify.Verdict("", "a.example/toy").mend()
 
 
 def test_nothing_attached(tmp_path: Path) -> None:

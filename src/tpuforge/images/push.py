@@ -50,6 +50,7 @@ class Baked:
         tag: Its own tag, made of versions.
         digest: Its manifest's digest.
         judgeable: Whether it has a health suite.
+        words: The arguments that name it.
     """
 
     slug: str
@@ -57,6 +58,7 @@ class Baked:
     tag: str
     digest: str
     judgeable: bool
+    words: str
 
     @property
     def folder(self) -> Path:
@@ -118,7 +120,7 @@ def read_baked(slug: str) -> Baked:
         raise ForgeError(
             f"{folder / 'image.json'} is not the record of an image",
             expected="what bake wrote",
-            mend="./forge bake",
+            mend=f"./forge bake --image {slug.partition('-py')[0]}",
             exit_code=Exit.FAULT,
         )
     found = oci.read_image(folder / "oci").manifest.digest
@@ -126,11 +128,13 @@ def read_baked(slug: str) -> Baked:
         raise ForgeError(
             f"{folder / 'oci'} holds another image than its record says: {found}",
             expected=record["manifest_digest"],
-            mend="./forge bake",
+            mend=f"./forge bake --image {record['image']}",
             exit_code=Exit.FAULT,
         )
     tag = record["name"].rpartition(":")[2]
-    return Baked(slug, record["image"], tag, found, bool(record.get("suite_sha256")))
+    words = f"--image {record['image']}"
+    words += f" --python {record['python']}" if record["python"] else ""
+    return Baked(slug, record["image"], tag, found, bool(record.get("suite_sha256")), words)
 
 
 def push(
@@ -168,13 +172,14 @@ def push(
     twins = [("oci", names)]
     if gzip:
         if not (baked.folder / "oci-gzip" / "index.json").is_file():
-            raise _none(f"there is no gzip twin of {baked.slug}", "./forge bake --gzip")
+            mend = f"./forge bake {baked.words} --gzip"
+            raise _none(f"there is no gzip twin of {baked.slug}", mend)
         twins.append(("oci-gzip", [f"{name}-gzip" for name in names]))
-    attached = _attached(baked)
+    attached = {folder: _attached(baked, folder) for folder, _ in twins}
     notes = []
     copied: list[Copied] = []
     put: list[str] = []
-    referrers: list[str] = []
+    referrers: dict[str, list[str]] = {}
     fresh = 0
     moved_index = False
     for folder, own in twins:
@@ -182,13 +187,14 @@ def push(
         digest = oci.read_image(layout).manifest.digest
         absent = registry.absent_tags(ref, own, digest, move=move)
         copied.append(registry.copy_in(layout, ref))
-        if folder == "oci" and attached is not None:
-            _, documents = read_referrers(attached, digest)
+        beside = attached[folder]
+        if beside is not None:
+            _, documents = read_referrers(beside, digest)
             index = ref.at_tag(fallback_tag(digest))
             before = registry.find(index)
-            fresh = sum(not registry.find(ref.at_digest(one.manifest.digest)) for one in documents)
-            referrers = registry.copy_referrers(attached, ref.at_digest(digest))
-            moved_index = registry.find(index) != before
+            fresh += sum(not registry.find(ref.at_digest(one.manifest.digest)) for one in documents)
+            referrers[folder] = registry.copy_referrers(beside, ref.at_digest(digest))
+            moved_index = moved_index or registry.find(index) != before
         if read_back:
             _read_back(layout, ref, registry, progress)
         registry.tag(layout, ref, absent)
@@ -196,14 +202,16 @@ def push(
             if name not in absent:
                 registry.check(ref.at_tag(name), digest)
         put += absent
-    if attached is None:
-        notes.append(f"nothing is attached to {baked.slug}: ./forge sbom makes what can be")
+    bare = [folder for folder, beside in attached.items() if beside is None]
+    if bare:
+        what = baked.slug if "oci" in bare else f"the gzip twin of {baked.slug}"
+        notes.append(f"nothing is attached to {what}: ./forge sbom {baked.words} makes what can be")
     elif fresh and not any(one.moved for one in copied):
         notes.append(
             f"{baked.slug} was there, and {_documents(fresh)} newly attached to it: if it was "
-            "signed, ./forge sign has to sign again, or ./forge verify fails"
+            f"signed, sign it again (./forge sign {baked.words}), or ./forge verify fails"
         )
-    notes += _warn(baked, attached)
+    notes += _warn(baked, attached["oci"])
     for note in notes:
         progress.note(note, loud=True)
     facts = {
@@ -217,10 +225,16 @@ def push(
         "new_blobs": sum(one.moved for one in copied),
         "new_bytes": sum(one.moved_bytes for one in copied),
         "known_blobs": sum(one.there for one in copied),
-        "referrers": referrers,
+        "referrers": referrers.get("oci", []),
         "new_referrers": fresh,
-        "referrers_tag": fallback_tag(baked.digest) if referrers else "",
-        "gzip": {"digest": copied[1].digest, "tags": twins[1][1]} if gzip else None,
+        "referrers_tag": fallback_tag(baked.digest) if "oci" in referrers else "",
+        "gzip": {
+            "digest": copied[1].digest,
+            "tags": twins[1][1],
+            "referrers": referrers.get("oci-gzip", []),
+        }
+        if gzip
+        else None,
         "read_back": read_back,
     }
     sent = "; ".join(str(one) for one in copied)
@@ -250,21 +264,27 @@ def _warn(baked: Baked, attached: Path | None) -> list[str]:
     return [text] if text else []
 
 
-def _attached(baked: Baked) -> Path | None:
-    """The layout of what is attached to an image, checked; None if nothing is."""
+def _attached(baked: Baked, folder: str) -> Path | None:
+    """The layout of what is attached to an image or its twin, checked; None if nothing is."""
+    layout = baked.folder / folder.replace("oci", "referrers")
     record = read_json(baked.folder / "attestations.json")
-    if record is None:
+    if record is None or not (layout.exists() or folder == "oci"):
         return None
     subject = record.get("subject") if isinstance(record, dict) else None
+    mend = f"./forge sbom {baked.words}"
     if subject != baked.digest:
         raise ForgeError(
             f"what is attached to {baked.slug} belongs to another image: {subject}",
             expected=baked.digest,
-            mend="./forge sbom",
+            mend=mend,
             exit_code=Exit.FAULT,
         )
-    read_referrers(baked.folder / "referrers", baked.digest)
-    return baked.folder / "referrers"
+    try:
+        read_referrers(layout, oci.read_image(baked.folder / folder).manifest.digest)
+    except ForgeError as error:
+        error.mend = mend
+        raise
+    return layout
 
 
 def _read_back(layout: Path, ref: Reference, registry: Registry, progress: Progress) -> None:

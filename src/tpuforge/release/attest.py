@@ -22,6 +22,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import parse_json
 from tpuforge.release.bill import Part, Subject
 from tpuforge.release.licences import NONE
+from tpuforge.release.referrers import AGAIN
 from tpuforge.revision import Revision
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -189,6 +190,6 @@ def read(data: bytes) -> Said:
         raise ForgeError(
             f"the provenance cannot be read: {type(error).__name__}: {error}",
             expected="an in-toto statement with SLSA build provenance v1",
-            mend="./forge sbom, and for a registry: ./forge push",
+            mend=AGAIN,
             exit_code=Exit.FAULT,
         ) from error

@@ -58,6 +58,24 @@ class Baked:
         return self.folder / "referrers"
 
     @property
+    def twin(self) -> oci.Image | None:
+        """The same image with gzip layers, for pullers from before zstd; None without one.
+
+        Raises:
+            ForgeError: If it is damaged; exit code 1.
+        """
+        layout = self.folder / "oci-gzip"
+        if not (layout / "index.json").is_file():
+            return None
+        found = oci.read_image(layout)
+        return found if found.config.digest == self.image.config.digest else None
+
+    @property
+    def twin_referrers(self) -> Path:
+        """The layout of what is attached to its twin."""
+        return self.folder / "referrers-gzip"
+
+    @property
     def attestations(self) -> Path:
         """The folder of the documents themselves, and of their record."""
         return self.folder / "attestations"

@@ -31,6 +31,8 @@ HEALTH = "application/vnd.tpuforge.health.v1+json"
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
+AGAIN = "./forge sbom, and for a registry: ./forge push"
+"""What mends a document, as far as can be said without knowing whose it is."""
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _EMPTY = b"{}"
 _MARK = b'{"imageLayoutVersion":"1.0.0"}'
@@ -273,6 +275,6 @@ def _bad(where: str, what: str) -> ForgeError:
     return ForgeError(
         f"{where}: {what}",
         expected="documents that are attached to this very image, each of its digest",
-        mend="./forge sbom, and for a registry: ./forge push",
+        mend=AGAIN,
         exit_code=Exit.FAULT,
     )

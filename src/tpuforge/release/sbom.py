@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +214,10 @@ def _key(
 ) -> str:
     """The hash of all that the documents depend on."""
     here = Path(__file__).parent
-    health = _health(image)
+    health, twin = _health(image), image.twin
     locks = [_other_lock(image, flavour) for flavour in _OTHER_LOCKS]
     return sha256_text(
+        twin.manifest.digest if twin is not None else "",
         json.dumps(image.record, sort_keys=True),
         str(pins.epoch),
         pins.torch.index,
@@ -241,17 +243,26 @@ def record_of(image: Baked) -> dict[str, Any] | None:
 
 def _whole(image: Baked, record: Mapping[str, Any]) -> bool:
     """Whether every document and every referrer is there, of its digest."""
+    digest, twin = image.image.manifest.digest, image.twin
     try:
-        found, blob = referrers.read_layout(image.referrers, image.image.manifest.digest)
-        if [one.digest for one in found] != [one["digest"] for one in record["referrers"]]:
+        there = _there(image.referrers, digest)
+        if [one for one, _, _ in there] != [one["digest"] for one in record["referrers"]]:
             return False
-        return all(
-            one.subject == image.image.manifest.digest
-            and blob(one.blob.digest) == (image.attestations / one.name).read_bytes()
-            for one in found
-        )
-    except (ForgeError, OSError):
+        if any(data != (image.attestations / name).read_bytes() for _, name, data in there):
+            return False
+        if twin is None:
+            return record["gzip"] is None
+        beside = _there(image.twin_referrers, twin.manifest.digest)
+        return [one for one, _, _ in beside] == list(record["gzip"]["referrers"])
+    except (ForgeError, OSError, KeyError, TypeError):
         return False
+
+
+def _there(layout: Path, subject: str) -> list[tuple[str, str, bytes]]:
+    """What is attached in a layout: digest of the manifest, name and bytes of the document."""
+    found, blob = referrers.read_layout(layout, subject)
+    ours = [one for one in found if one.subject == subject]
+    return [(one.digest, one.name, blob(one.blob.digest)) for one in ours]
 
 
 def _archives(image: Baked, found: Inventory, base: Mapping[str, Any] | None) -> list[Part]:
@@ -351,22 +362,13 @@ def write(
     found = inventory.read(image.layout, image.image, progress, known=known)
     made = parts_of(image, found, pins)
     subject = subject_of(image, pins)
-    statement = attest.statement(subject, image.record, made, source)
-    documents = [
-        referrers.Artifact(
-            referrers.CYCLONEDX, BILL, bill.cyclonedx(subject, made, found.release).encode()
-        ),
-        referrers.Artifact(referrers.SPDX, SPDX_BILL, bill.spdx(subject, made).encode()),
-        referrers.Artifact(
-            referrers.PROVENANCE,
-            STATEMENT,
-            (json.dumps(statement, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode(),
-            {"in-toto.io/predicate-type": attest.PREDICATE_TYPE},
-        ),
-    ]
     health = _health(image)
-    if health is not None:
-        documents.append(referrers.Artifact(referrers.HEALTH, HEALTH, health))
+
+    def about(of: Subject, parts: Sequence[Part]) -> list[referrers.Artifact]:
+        statement = attest.statement(of, image.record, parts, source)
+        return _documents(of, parts, found.release, statement, health)
+
+    documents = about(subject, made)
     record_path = image.folder / "attestations.json"
     record_path.unlink(missing_ok=True)
     for document in documents:
@@ -374,6 +376,17 @@ def write(
     if health is None:
         (image.attestations / HEALTH).unlink(missing_ok=True)
     attached = referrers.write(image.referrers, image.image.manifest, documents)
+    beside = None
+    twin = image.twin
+    if twin is None:
+        referrers.remove(image.twin_referrers)
+    else:
+        layers = zip(image.image.layers, twin.layers, strict=True)
+        names = {one.digest: other.digest for one, other in layers}
+        own = [replace(part, layer=names.get(part.layer, part.layer)) for part in made]
+        other = replace(subject, name=f"{subject.name}-gzip", digest=twin.manifest.digest)
+        put = referrers.write(image.twin_referrers, twin.manifest, about(other, own))
+        beside = {"subject": other.digest, "referrers": [one.digest for one in put]}
     kinds = [part.kind for part in made]
     record = {
         "schema": SCHEMA,
@@ -389,6 +402,7 @@ def write(
             }
             for one in attached
         ],
+        "gzip": beside,
         "figures": {
             "debs": kinds.count("deb"),
             "wheels": kinds.count("wheel"),
@@ -400,6 +414,28 @@ def write(
     }
     write_json(record_path, record)
     return _outcome(image, record, source, unchanged=False)
+
+
+def _documents(
+    subject: Subject,
+    made: Sequence[Part],
+    release: Mapping[str, str],
+    statement: Mapping[str, Any],
+    health: bytes | None,
+) -> list[referrers.Artifact]:
+    """The documents of an image, or of its twin with other layers of the same content."""
+    text = json.dumps(statement, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    kind = {"in-toto.io/predicate-type": attest.PREDICATE_TYPE}
+    documents = [
+        referrers.Artifact(
+            referrers.CYCLONEDX, BILL, bill.cyclonedx(subject, made, release).encode()
+        ),
+        referrers.Artifact(referrers.SPDX, SPDX_BILL, bill.spdx(subject, made).encode()),
+        referrers.Artifact(referrers.PROVENANCE, STATEMENT, text.encode(), kind),
+    ]
+    if health is not None:
+        documents.append(referrers.Artifact(referrers.HEALTH, HEALTH, health))
+    return documents
 
 
 def _damaged(image: Baked, progress: Progress) -> list[oci.Blob]:
@@ -415,7 +451,7 @@ def _outcome(
         f"{figures[name]} {word}"
         for name, word in (
             ("debs", "Debian packages"),
-            ("wheels", "wheels"),
+            ("wheels", "wheels (those of the health suite too)"),
             ("files", "files of no package"),
             ("archives", "unpacked archives"),
         )
@@ -436,9 +472,11 @@ def _outcome(
         notes.append(
             f"there is no health report of this very {image.slug}: ./forge smoke, then sbom"
         )
+    twin = " and as many for its gzip twin" if record.get("gzip") else ""
+    number = len(record["referrers"])
     return Outcome(
         "unchanged" if unchanged else "done",
-        f"{image.slug}: {what}; {len(record['referrers'])} documents for {record['subject'][:19]}…",
+        f"{image.slug}: {what}; {number} documents for {record['subject'][:19]}…{twin}",
         data={"slug": image.slug, "folder": str(image.folder), **record},
         notes=notes,
     )

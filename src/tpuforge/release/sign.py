@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from tpuforge import health_report
-from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
@@ -40,16 +39,22 @@ def to_sign(image: Baked) -> list[tuple[str, str]]:
     Raises:
         ForgeError: If its documents are missing, damaged, or of another image; exit code 1.
     """
-    digest, words = image.image.manifest.digest, baked.words(image.record)
+    digest = image.image.manifest.digest
     if sbom.record_of(image) is None:
-        raise ForgeError(
-            f"{image.slug} has no bill of materials and no provenance of its own yet",
-            expected=f"documents of {digest}",
-            mend=f"./forge sbom {words}, ./forge push {words} --to HOST/NAME, ./forge sign {words}",
-            exit_code=Exit.FAULT,
-        )
+        raise _bare(image, image.slug, digest)
     found, _ = referrers.read_layout(image.referrers, digest)
     return [("image", digest), *((one.name, one.digest) for one in found)]
+
+
+def _bare(image: Baked, name: str, digest: str, more: str = "") -> ForgeError:
+    words = baked.words(image.record)
+    return ForgeError(
+        f"{name} has no bill of materials and no provenance of its own yet",
+        expected=f"documents of {digest}",
+        mend=f"./forge sbom {words}, ./forge push {words} --to HOST/NAME{more}, "
+        f"./forge sign {words}",
+        exit_code=Exit.FAULT,
+    )
 
 
 def target_of(image: Baked, text: str | None) -> Reference:
@@ -107,7 +112,8 @@ def sign(image: Baked, ref: Reference, registry: Registry, signer: Signer) -> Ou
         raise ForgeError(
             f"{ref.repository} does not hold {', '.join(absent)} of {image.slug}",
             expected="the image, with all that is attached to it",
-            mend=f"./forge push {baked.words(image.record)} --to {ref.repository}",
+            mend=f"./forge push {baked.words(image.record)} --to {ref.repository}"
+            + (" --gzip" if image.twin else ""),
             exit_code=Exit.FAULT,
         )
     tool = Cosign(registry, ref, cosign.program(progress))
@@ -159,15 +165,16 @@ def _warn(image: Baked, progress: Progress) -> list[str]:
 
 
 def _twin(image: Baked, registry: Registry, ref: Reference) -> list[tuple[str, str]]:
-    """The same image with gzip layers, if it is here and in the registry."""
-    layout = image.folder / "oci-gzip"
-    if not (layout / "index.json").is_file():
+    """The same image with gzip layers and its documents, if it is here and in the registry."""
+    twin = image.twin
+    if twin is None or not _is_there(registry, ref, twin.manifest.digest):
         return []
-    twin = oci.read_image(layout)
-    if twin.config.digest != image.image.config.digest:
-        return []
-    there = _is_there(registry, ref, twin.manifest.digest)
-    return [("image with gzip layers", twin.manifest.digest)] if there else []
+    digest = twin.manifest.digest
+    about = (sbom.record_of(image) or {}).get("gzip") or {}
+    if about.get("subject") != digest:
+        raise _bare(image, f"the gzip twin of {image.slug}", digest, " --gzip")
+    found, _ = referrers.read_layout(image.twin_referrers, digest)
+    return [("gzip twin", digest), *((f"{one.name} of the twin", one.digest) for one in found)]
 
 
 def _is_there(registry: Registry, ref: Reference, digest: str) -> bool:
@@ -197,7 +204,9 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     (image,) = baked.choose(options, load())
     registry = from_options(options, progress)
     ref = target_of(image, options.to)
-    signer = Signer(key=cosign.key_of(options.key) if options.key else "", log=options.log)
+    # an empty one is a variable that is not set, and no wish to sign by an identity
+    key = cosign.key_of(options.key) if options.key is not None else ""
+    signer = Signer(key=key, log=options.log)
     outcome = sign(image, ref, registry, signer)
     if not options.json:
         rows = [

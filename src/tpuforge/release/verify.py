@@ -69,8 +69,7 @@ _NEEDED = {
 _OURS = (*_NEEDED, referrers.HEALTH)
 _HEALTH = "health"
 _MOST_LINES = 8
-_AGAIN = "do not use the image; if it is yours: ./forge sbom, then ./forge push and ./forge sign"
-_BAKE = "do not use the image; if it is yours: ./forge bake --no-cache, then ./forge sbom"
+_FRESH = "bake --no-cache"
 
 
 @dataclass
@@ -95,18 +94,40 @@ class Verdict:
     """All checks of one image.
 
     Attributes:
+        own: The arguments that name it, if it is of this checkout; else empty.
+        to: The repository that it is in; empty if it was baked here.
+        gzip: Whether it is the twin with gzip layers.
         checks: In the order in which they were made.
     """
 
+    own: str = ""
+    to: str = ""
+    gzip: bool = False
     checks: list[Check] = field(default_factory=list)
 
+    def mend(self, *before: str) -> str:
+        """The lines that make the documents of an image again, and all that comes after.
+
+        Args:
+            before: What has to be done first, such as ``smoke``.
+        """
+        if not self.own:
+            return "do not use it: it is no image of this checkout; ask who published it"
+        more = " --gzip" if self.gzip else ""
+        lines = [f"./forge {verb} {self.own}{more * verb.startswith('bake')}" for verb in before]
+        lines.append(f"./forge sbom {self.own}")
+        if self.to:
+            lines.append(f"./forge push {self.own}{more} --to {self.to}")
+            lines.append(f"./forge sign {self.own} --to {self.to}")
+        return f"do not use it; it is of this checkout: {', '.join(lines)}"
+
     @contextmanager
-    def check(self, what: str, mend: str = _AGAIN) -> Iterator[list[str]]:
+    def check(self, what: str, mend: str = "") -> Iterator[list[str]]:
         """Make one check; it fails with a ``ForgeError`` of exit code 1, or with a line of fault.
 
         Args:
             what: What is looked at.
-            mend: What mends a fault.
+            mend: What mends a fault; what the error says, or :meth:`mend`, if it is not given.
 
         Yields:
             A list for the lines of what is wrong.
@@ -120,11 +141,14 @@ class Verdict:
         except ForgeError as error:
             if error.exit_code != Exit.FAULT:
                 raise
-            self.checks.append(Check(what, "failed", error.found, error.mend))
+            # what does not know the image cannot name it
+            said = "" if error.mend == referrers.AGAIN else error.mend
+            self.checks.append(Check(what, "failed", error.found, mend or said or self.mend()))
             return
         more = [f"and {len(faults) - _MOST_LINES} more"] if len(faults) > _MOST_LINES else []
         detail = "; ".join([*faults[:_MOST_LINES], *more])
-        self.checks.append(Check(what, "failed", detail, mend) if faults else Check(what, "passed"))
+        bad = Check(what, "failed", detail, mend or self.mend())
+        self.checks.append(bad if faults else Check(what, "passed"))
 
     def skip(self, what: str, why: str) -> None:
         """Say that something was not checked.
@@ -274,7 +298,7 @@ def _judge_health(
     verdict: Verdict, documents: Documents, labels: Mapping[str, str], *, healthy: bool
 ) -> None:
     """What the health suite found; of several reports the one that was begun last counts."""
-    mend = "./forge smoke, ./forge sbom, and for a registry: ./forge push and ./forge sign"
+    mend = verdict.mend("smoke")
     judged = [(health_report.told(data), data) for data in documents.health]
     damaged = [told for told, _ in judged if told.word == "damaged"]
     if damaged:
@@ -291,7 +315,7 @@ def _judge_health(
     if told.word == "healthy":
         verdict.checks.append(Check(_HEALTH, "passed", detail))
     elif told.word == "unhealthy":
-        mend = f"do not use the image; if it is yours: read the report, mend it, bake, then {mend}"
+        mend = f"read the report. {verdict.mend(_FRESH, 'smoke')}"
         verdict.checks.append(Check(_HEALTH, "failed", detail, mend))
     elif healthy:
         verdict.checks.append(Check(_HEALTH, "failed", detail, mend))
@@ -308,7 +332,8 @@ def _judge_layers(
     """Whether the bills name what is really in the layers."""
     locked: dict[tuple[str, str], str] = {}
     if found.lock:
-        with verdict.check("the lock in the image is the one that its labels name"):
+        what = "the lock in the image is the one that its labels name"
+        with verdict.check(what, verdict.mend(_FRESH)):
             locked = {(one.name, one.version): one.sha256 for one in sbom.own_lock(found, labels)}
     for name, said, places in (
         (sbom.BILL, documents.cyclonedx, True),
@@ -343,13 +368,13 @@ def _judge_layers(
 def _judge_files(verdict: Verdict, found: Inventory, locked: Mapping[tuple[str, str], str]) -> None:
     """Whether the files of the wheels are those that the lock names."""
     with verdict.check(
-        "every file of a wheel is as its RECORD says, and none is beside", _BAKE
+        "every file of a wheel is as its RECORD says, and none is beside", verdict.mend(_FRESH)
     ) as faults:
         faults.extend(installed.changed(found))
     what = "every RECORD is that of the locked wheel"
     wrong, absent = installed.unlike(found, locked)
     if wrong or len(absent) < len(locked):
-        with verdict.check(what, _BAKE) as faults:
+        with verdict.check(what, verdict.mend(_FRESH)) as faults:
             faults.extend(wrong)
     if absent:
         names = f"{', '.join(absent[:_MOST_LINES])}{' …' if len(absent) > _MOST_LINES else ''}"
@@ -367,10 +392,10 @@ def verify_local(image: Baked, progress: Progress, *, healthy: bool = False) -> 
     Returns:
         The checks.
     """
-    verdict = Verdict()
+    verdict = Verdict(baked.words(image.record))
     digest = image.image.manifest.digest
     with (
-        verdict.check("every blob of the layout is of its digest", _BAKE) as faults,
+        verdict.check("every blob of the layout is of its digest", verdict.mend(_FRESH)) as faults,
         progress.step("verifying the digests", image.image.compressed),
     ):
         bad = oci.wrong(image.layout, image.image, progress.advance)
@@ -383,7 +408,7 @@ def verify_local(image: Baked, progress: Progress, *, healthy: bool = False) -> 
             raise ForgeError(
                 "no documents yet",
                 expected="bills of materials and provenance",
-                mend=f"./forge sbom {baked.words(image.record)}",
+                mend=f"./forge sbom {verdict.own}",
                 exit_code=Exit.FAULT,
             )
         found, blob = referrers.read_layout(image.referrers, digest)
@@ -440,7 +465,6 @@ def verify_remote(
         ForgeError: If it is not there (exit code 1), or cannot be judged here (2).
     """
     progress = registry.progress
-    verdict = Verdict()
     with progress.step(f"reading {ref}"):
         try:
             manifest = registry.manifest(ref)
@@ -451,14 +475,15 @@ def verify_remote(
     referrers.checked(manifest, digest, str(ref))
     exact = ref.at_digest(digest)
     tool = Cosign(registry, exact, cosign.program(progress))
-    own = _own(digest)
+    own, gzip = _own(digest)
+    verdict = Verdict(own, exact.repository, gzip)
     mend = _sign_it(own, exact.repository, signer)
     with verdict.check("the image is signed"), progress.step("verifying the signature"):
         tool.verify(digest, signer, mend)
     labels = _labels(registry, exact, manifest)
     found: list[Referrer] = []
     with verdict.check("documents attached, each of its digest and of this image") as faults:
-        every = _attached(registry, exact, own)
+        every = _attached(registry, exact, verdict.mend())
         faults.extend(
             [f"{one.name} is attached to {one.subject}" for one in _astray(every, digest)]
         )
@@ -505,19 +530,20 @@ def _labels(registry: Registry, ref: Reference, manifest: bytes) -> dict[str, st
         ) from error
 
 
-def _own(digest: str) -> str:
-    """The arguments that name an image of this checkout; empty for somebody else's."""
+def _own(digest: str) -> tuple[str, bool]:
+    """The arguments that name an image of this checkout, and whether it is a twin with gzip layers.
+
+    The arguments are empty for somebody else's.
+    """
     for path in sorted((out_dir() / "images").glob("*/image.json")):
-        record = read_json(path)
         # an unreadable neighbour is no reason to judge nothing
         with contextlib.suppress(ForgeError, KeyError, TypeError, AttributeError):
-            twin = path.parent / "oci-gzip"
-            mine = {str(record["manifest_digest"])}
-            if (twin / "index.json").is_file():
-                mine.add(oci.read_image(twin).manifest.digest)
-            if digest in mine:
-                return baked.words(record)
-    return ""
+            record = read_json(path)
+            if digest == record["manifest_digest"]:
+                return baked.words(record), False
+            if digest == (record.get("gzip") or {}).get("manifest_digest"):
+                return baked.words(record), True
+    return "", False
 
 
 def _sign_it(own: str, repository: str, signer: Signer) -> str:
@@ -535,7 +561,7 @@ def _sign_it(own: str, repository: str, signer: Signer) -> str:
     return f"it is of this checkout: ./forge sign {own} --to {repository}{words}"
 
 
-def _attached(registry: Registry, ref: Reference, own: str) -> list[Referrer]:
+def _attached(registry: Registry, ref: Reference, mend: str) -> list[Referrer]:
     """What a registry has attached to an image, each manifest checked by digest."""
     where = ref.at_tag(referrers.tag(ref.digest))
     try:
@@ -544,9 +570,7 @@ def _attached(registry: Registry, ref: Reference, own: str) -> list[Referrer]:
         raise ForgeError(
             f"nothing is attached to {ref}",
             expected="bills of materials and provenance, with the index that names them",
-            mend=f"./forge sbom {own}, ./forge push {own} --to {ref.repository}, then ./forge sign"
-            if own
-            else "do not use it; it is no image of this checkout: ask who published it",
+            mend=mend,
             exit_code=Exit.FAULT,
         ) from error
     found = []
