@@ -237,6 +237,15 @@ def test_a_record_that_is_not_whole_counts_as_missing(checkout: Path, value: obj
     assert bake._stale(target(), record, "1", inputs) == "there is none yet"
 
 
+def test_a_folder_in_the_place_of_the_record_is_refused_before_the_bake(checkout: Path) -> None:
+    place = target().finished / "image.json"
+    place.mkdir(parents=True)
+    with Progress("bake", quiet=True) as progress, pytest.raises(ForgeError) as caught:
+        bake.bake(target(), PINS, progress)
+    assert f"{place} is a folder" in caught.value.found
+    assert f"rm -r {place}" in caught.value.mend
+
+
 def test_the_flavours_are_the_locks_with_torch_tpu(checkout: Path) -> None:
     lock(checkout, "vision", {**RUNTIME, "pillow==12.0": b"pillow"})
     assert context.flavours("3.11") == ["runtime", "vision"]

@@ -160,6 +160,13 @@ def bake(
     """
     how = recipe(target)
     # what can be wrong in a second is looked at before what takes a minute
+    place = target.finished / "image.json"
+    if place.is_dir():
+        raise ForgeError(
+            f"{place} is a folder",
+            expected="the record of an image, or nothing",
+            mend=f"look at what is in it, then: rm -r {shlex.quote(str(place))}",
+        )
     inputs = how.read_inputs(target, pins)
     record = read_finished(target)
     if record is None or record["inputs"] != inputs.parts:
