@@ -457,6 +457,14 @@ class Client:
             data = _read(answer, _LARGEST_MANIFEST)
             kind = answer.headers.get_content_type()
             told = answer.headers.get("Docker-Content-Digest") or ""
+        if data.lstrip()[:1] not in (b"{", b"["):
+            # a proxy or a portal answers everything with a page of its own
+            raise ForgeError(
+                f"{self.host}/{self.name}: asked for the manifest {reference}, something else came "
+                f"({kind}, {len(data):,} bytes)",
+                expected="a manifest in JSON",
+                mend="see whether that is the registry's address, and what stands before it",
+            )
         found = f"sha256:{hashlib.sha256(data).hexdigest()}"
         expected = reference if ":" in reference else told
         if expected.startswith("sha256:") and found != expected:
@@ -901,5 +909,7 @@ def untrusted(host: str, why: str) -> ForgeError:
     return ForgeError(
         f"the certificate of the registry {host} cannot be trusted: {why}",
         expected="a certificate of an authority that this machine knows",
-        mend=f"name its authority: --ca FILE, or put it into /etc/containers/certs.d/{host}/ca.crt",
+        mend="ask who runs the registry to renew it, and see that the clock here is right"
+        if "expired" in why
+        else f"name its authority: --ca FILE, or put it into /etc/containers/certs.d/{host}/ca.crt",
     )

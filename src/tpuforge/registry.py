@@ -61,6 +61,10 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SLACK = 1 << 26
 _MOST_SHOWN = 300
 _LONGEST_NAME = 255
+_CONFIGS = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
 # engines take about 125
 _MOST_LAYERS = 500
 _ATTACHED = "if the image is yours: ./forge sbom, ./forge push; else ask who published it"
@@ -950,6 +954,8 @@ def _image(data: bytes, kind: str, ref: Reference, digest: str) -> list[oci.Blob
                 mend=f"name one of them: {' or '.join(ours) or 'there is none for amd64'}",
             )
         entries = (body["config"], *body["layers"])
+        if body["config"]["mediaType"] not in _CONFIGS:
+            raise ValueError(f"it is an artifact of the type {body['config']['mediaType']!r}")
         if len(entries) - 1 > _MOST_LAYERS:
             raise ValueError(f"it has {len(entries) - 1:,} layers")
         found = [oci.descriptor(entry) for entry in entries]

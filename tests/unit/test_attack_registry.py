@@ -184,12 +184,19 @@ def test_a_document_that_is_too_large_is_not_asked_for(server: Hostile) -> None:
 
 @pytest.mark.parametrize(
     ("size", "layers", "why"),
-    [(1 << 60, 0, "has room for"), (-5, 0, "not a number"), (1, 999, "has 999 layers")],
+    [
+        (1 << 60, 0, "has room for"),
+        (-5, 0, "not a number"),
+        (1, 999, "has 999 layers"),
+        (1, -1, "is an artifact of the type 'application/vnd.oci.empty.v1"),
+    ],
 )
-def test_an_image_that_cannot_fit_is_not_begun(
+def test_an_image_that_cannot_fit_or_is_none_is_not_begun(
     server: Hostile, tmp_path: Path, size: int, layers: int, why: str
 ) -> None:
-    blob = {"digest": f"sha256:{HEX}", "size": size, "mediaType": "x"}
+    what = "image.config" if layers >= 0 else "empty"
+    kind = f"application/vnd.oci.{what}.v1+json"
+    blob = {"digest": f"sha256:{HEX}", "size": size, "mediaType": kind}
     data = json.dumps({"config": blob, "layers": [blob] * layers}).encode()
     server.answer = lambda request: answer(data)
     with Progress("tests", quiet=True) as progress:
@@ -214,6 +221,15 @@ def test_nesting_without_end_is_no_mistake_of_ours(server: Hostile, tmp_path: Pa
     server.answer = lambda request: answer(DEEP, "403 Forbidden")
     with pytest.raises(ForgeError, match="wants credentials"):
         Client(server.address, "x", Access()).manifest("latest")
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>sign in to the network</html>", b"\0" * 99])
+def test_a_page_of_a_proxy_is_no_manifest(server: Hostile, data: bytes) -> None:
+    server.answer = lambda request: answer(data, "200 OK", "Content-Type: text/html")
+    for reference in ("latest", f"sha256:{HEX}"):
+        with pytest.raises(ForgeError, match="something else came") as caught:
+            Client(server.address, "x", Access()).manifest(reference)
+        assert caught.value.exit_code == Exit.CANNOT
 
 
 def logged_in(tmp_path: Path, host: str) -> Access:

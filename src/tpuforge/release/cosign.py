@@ -48,7 +48,9 @@ _SERVICES = {
     "k8s": "KUBE",
 }
 _UNSIGNED = ("no signatures found",)
+_ELSEWHERE = "missing digest in claim"
 _OTHERS = (
+    "no matching signatures",
     "invalid signature when validating",
     "none of the expected identities matched",
     "crypto/rsa: verification error",
@@ -96,7 +98,7 @@ def key_of(text: str) -> str:
     path = user_path(text)
     if not path.is_file():
         raise ForgeError(
-            f"{text}: there is no such key",
+            f"{text!r}: there is no such key",
             expected="a key that cosign generate-key-pair made, or one of a key service",
             mend="cosign generate-key-pair",
         )
@@ -192,7 +194,15 @@ class Cosign:
                 mend=mend or "do not use it",
                 exit_code=Exit.FAULT,
             )
-        if any(mark in low for mark in _OTHERS):
+        silent = any(mark in low for mark in _SILENT)
+        if _ELSEWHERE in low:
+            raise NotSignedError(
+                f"{self.ref.repository}@{digest} has a signature that is of another image",
+                expected=f"a signature of it by {signer}",
+                mend="do not use it: somebody put that signature there",
+                exit_code=Exit.FAULT,
+            )
+        if not silent and any(mark in low for mark in _OTHERS):
             raise NotSignedError(
                 f"{self.ref.repository}@{digest} is signed, and not by {signer}",
                 expected=f"a signature by {signer}",
@@ -241,6 +251,10 @@ class Cosign:
         expected = "exit code 0"
         if "decrypt" in low or "reading key" in low or "inappropriate ioctl" in low:
             expected, mend = "the key's password", "set COSIGN_PASSWORD to the password of the key"
+        elif " pem " in low:
+            private = doing != "verifying"
+            expected = f"a {'private' if private else 'public'} key of cosign"
+            mend = f"name {'cosign.key' if private else 'cosign.pub'} of cosign generate-key-pair"
         elif any(mark in low for mark in _REFUSED):
             expected = f"the right to write to {self.ref.repository}"
             mend = f"docker login {self.ref.host}, or --authfile"
