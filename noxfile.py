@@ -206,7 +206,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """Join what the verbs left behind into one page, and print where it is."""
+    """Join what the verbs left behind into a page for each image, and print where it is."""
     run(session, "tpuforge.release.report")
 
 

@@ -120,7 +120,7 @@ def test_health_runs_on_it_and_judges_by_its_own_lock(baked: Image) -> None:
     page = (baked.out / "health" / baked.slug / "health.html").read_text()
     assert health["image"]["overlay"] in page
     assert verb("tpuforge.release.report", TPUFORGE_OUT=str(baked.out)).returncode == 0
-    report = (baked.out / "report" / "index.html").read_text()
+    report = (baked.out / "report" / baked.slug / "index.html").read_text()
     assert "wheel that was given to the bake" in report
     assert baked.record["overlay"]["sha256"] in report
 

@@ -116,8 +116,8 @@ def test_report_joins_them(image: Image, out: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert image.record["run_line"] in done.stdout
     assert image.record["manifest_digest"] in done.stdout
-    data = read(out / "report/report.json")
+    data = read(out / "report/runtime-py311/report.json")
     assert (data["health"]["state"], data["bench"]["state"]) == ("fresh", "fresh")
-    page = (out / "report/index.html").read_text()
+    page = (out / "report/runtime-py311/index.html").read_text()
     for word in ("static.", "install.wheels", "not run"):
         assert word in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ OTHER = "sha256:" + "00" * 32
 
 
 def report_json(out: Path) -> dict[str, object]:
-    data: dict[str, object] = json.loads((out / "report/report.json").read_text())
+    data: dict[str, object] = json.loads((out / "report/runtime-py311/report.json").read_text())
     return data
 
 
@@ -28,14 +29,54 @@ def test_a_healthy_image(tmp_path: Path) -> None:
         image["manifest_digest"],
         "517.3 MB compressed",
         "2.1 GB unpacked",
-        str(tmp_path / "report/index.html"),
+        str(tmp_path / "report/runtime-py311/index.html"),
         image["run_line"],
         f"tpu-run HOST/NAME@{image['manifest_digest']} python",
         "no TPU found",
     ):
         assert word in done.stdout
-    assert "import.warm" in (tmp_path / "report/index.html").read_text()
+    assert "import.warm" in (tmp_path / "report/runtime-py311/index.html").read_text()
     assert report_json(tmp_path)["exit_code"] == 0
+
+
+def filled(out: Path, name: str, **more: Any) -> None:
+    """Another image beside the default one."""
+    aside = out.with_name(f"{out.name}-{name}")
+    image = {**fill(aside, **more), "image": name, "name": f"tpuforge/{name}:1"}
+    for path in aside.rglob("*.json"):
+        place = out / path.relative_to(aside).parent.with_name(f"{name}-py311")
+        place.mkdir(parents=True, exist_ok=True)
+        path.rename(place / path.name)
+    support.write(out / f"images/{name}-py311/image.json", image)
+
+
+def test_a_page_for_each_image_that_was_judged_and_one_that_leads_to_them(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fill(out, health_data=health(), bench_data=support.bench())
+    alone = forge("release.report", out=out).stdout
+    assert str(out / "report/index.html") not in alone
+    filled(out, "pallas", health_data=health("unhealthy", 1))
+    filled(out, "train", health_data=health(), digest=OTHER)
+    filled(out, "serve", health_data=health())
+    (out / "images/serve-py311/image.json").write_text("{}")
+    # baked, and never judged
+    filled(out, "dev")
+    for words, code in ([], 0), (["--image", "pallas"], 1):
+        done = forge("release.report", *words, out=out)
+        assert done.returncode == code, done.stderr
+        assert f"all:     {out}/report/index.html" in done.stdout
+        pages = sorted(path.name for path in (out / "report").iterdir())
+        assert pages == ["index.html", "pallas-py311", "runtime-py311", "train-py311"]
+        front = (out / "report/index.html").read_text()
+        links = re.findall(r'href="([^"]+)"', front)
+        # the worst first
+        assert links == [f"{name}-py311/index.html" for name in ("pallas", "train", "runtime")]
+        assert all((out / "report" / link).is_file() for link in links)
+        assert "1 of 3 images healthy" in front
+        assert "serve-py311/image.json is damaged" in front
+        assert str(tmp_path) not in front
+    assert "Unhealthy: tpuforge/pallas:1" in (out / "report/pallas-py311/index.html").read_text()
+    assert "import.warm" in (out / "report/runtime-py311/index.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +101,7 @@ def test_an_unhealthy_image_is_not_offered(tmp_path: Path) -> None:
     assert "note:    health: Failed: import.torch: undefined symbol: x." in done.stdout
     assert "not for a TPU VM" in done.stdout
     assert image["run_line"] not in done.stdout and "tpu-run" not in done.stdout
-    page = (tmp_path / "report/index.html").read_text()
+    page = (tmp_path / "report/runtime-py311/index.html").read_text()
     assert image["run_line"] not in page
     assert "Failed: import.torch: undefined symbol: x." in page
     notes: Any = report_json(tmp_path)["notes"]
@@ -73,7 +114,7 @@ def test_no_health_yet(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "The verb smoke has not run for this image." in done.stdout
     assert "The verb bench has not run for this image." in done.stdout
-    page = (tmp_path / "report/index.html").read_text()
+    page = (tmp_path / "report/runtime-py311/index.html").read_text()
     assert "Not judged" in page
     assert "passed" not in page.partition("<main>")[2].partition("<footer>")[0]
 
@@ -90,7 +131,7 @@ def test_health_of_another_image_does_not_count(tmp_path: Path) -> None:
         "count",
         "data": None,
     }
-    assert "import.warm" not in (tmp_path / "report/index.html").read_text()
+    assert "import.warm" not in (tmp_path / "report/runtime-py311/index.html").read_text()
 
 
 def test_health_that_was_edited_does_not_count(tmp_path: Path) -> None:
@@ -134,7 +175,7 @@ def test_a_report_that_its_own_checks_do_not_bear_out(
     assert done.returncode == 2, done.stderr
     assert "is not whole: " in done.stdout
     assert why in done.stdout
-    assert "Healthy" not in (tmp_path / "report/index.html").read_text()
+    assert "Healthy" not in (tmp_path / "report/runtime-py311/index.html").read_text()
 
 
 def test_a_run_without_the_static_tier_does_not_speak_for_the_image(tmp_path: Path) -> None:
@@ -212,7 +253,7 @@ def test_notes_and_stages_are_carried_over(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "bake: The base has drifted." in done.stdout
     assert "bench: The engine is gone." in done.stdout
-    page = (tmp_path / "report/index.html").read_text()
+    page = (tmp_path / "report/runtime-py311/index.html").read_text()
     assert "baked it; out/images/x" in page
     assert str(tmp_path) not in page
     assert "44.0 s" in page
@@ -313,7 +354,7 @@ def test_with_a_private_engine_it_says_how_to_run_it_here(tmp_path: Path) -> Non
     done = forge("release.report", out=tmp_path)
     assert "here (private engine):\n  docker -H unix:///x run\n" in done.stdout
     assert f"  {lines['save_line']}\n" in done.stdout
-    page = (tmp_path / "report/index.html").read_text()
+    page = (tmp_path / "report/runtime-py311/index.html").read_text()
     assert lines["local_run_line"] in page
     assert lines["save_line"] in page
 
@@ -334,7 +375,7 @@ def test_a_proof_of_another_image_is_left_out(tmp_path: Path) -> None:
         "seconds": 9.0,
         "exit_code": 0,
     }
-    page = tmp_path / "report/index.html"
+    page = tmp_path / "report/runtime-py311/index.html"
     for digest, shown in ((OTHER, False), (image["manifest_digest"], True)):
         record = {**result, "summary": "two bakes agree", "data": {"manifest_digest": digest}}
         support.write(tmp_path / "results/reproduce.json", record)
@@ -347,7 +388,7 @@ def test_the_packages_of_the_base_count_only_if_it_is_that_base(tmp_path: Path) 
     packages = [{"name": "libc6", "version": "2.36-9", "arch": "amd64", "sha256": "0" * 64}]
     base = {"schema": "tpuforge.base/1", "manifest_digest": OTHER, "packages": packages}
     support.write(tmp_path / "base/bookworm.json", base)
-    page = tmp_path / "report/index.html"
+    page = tmp_path / "report/runtime-py311/index.html"
     for digest, shown in (("sha256:" + "99" * 32, False), (OTHER, True)):
         record = {**image, "base_digest": digest}
         support.write(tmp_path / "images/runtime-py311/image.json", record)

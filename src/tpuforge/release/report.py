@@ -1,4 +1,4 @@
-"""The verb ``report``: join what the verbs left behind into one page, and say where it is.
+"""The verb ``report``: join what the verbs left behind into a page for each image.
 
 It reads files and runs nothing. What is missing is called missing, and a health report or a
 benchmark of another image than the one in ``out/`` is called stale and not counted.
@@ -48,6 +48,16 @@ _IMAGE_EXTRAS = {
     "save_line": str,
 }
 _OFFERS = ("run_line", "save_line")
+# what needs somebody comes first on the front page
+_FIRST = (Exit.FAULT, Exit.DEVICE, Exit.CANNOT, Exit.OK)
+_TONES = {"passed": "ok", "failed": "bad", "not run": "none"}
+_FRONT_STYLE = """
+h1{margin:1rem 0}
+.tiers{grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr))}
+.card .pairs{display:block;border:0;padding:.5rem 0 0}
+.card .pairs>div{grid-template-columns:6.5rem 1fr;padding:.2rem 0}
+.card dd{white-space:normal}
+"""
 _MOST_FAILED = 8
 
 
@@ -69,7 +79,7 @@ class Part:
 def _parser() -> argparse.ArgumentParser:
     made = parser(
         "report",
-        "Join the image, its health, its benchmarks and the verbs' results into one page. Exit "
+        "Join the image, its health, its benchmarks and the verbs' results into a page. Exit "
         "codes: 0 healthy, 1 unhealthy, 2 not judged (no health report of this image), 3 a TPU "
         "is unusable.",
     )
@@ -83,72 +93,201 @@ def _parser() -> argparse.ArgumentParser:
     return made
 
 
+@dataclass(frozen=True)
+class Judged:
+    """An image with all that is known of it.
+
+    Attributes:
+        slug: Its folder name, such as ``runtime-py311``.
+        image: Its record.
+        health: Its health.
+        bench: Its benchmarks.
+        stages: The verbs' results.
+        notes: What the reader must not miss.
+        verdict: ``{"word": …, "why": …}``.
+    """
+
+    slug: str
+    image: dict[str, Any]
+    health: Part
+    bench: Part
+    stages: list[dict[str, Any]]
+    notes: list[dict[str, str]]
+    verdict: dict[str, str]
+
+    @property
+    def exit_code(self) -> Exit:
+        """The verb's exit code for it."""
+        codes = {"healthy": Exit.OK, "unhealthy": Exit.FAULT, "device": Exit.DEVICE}
+        return codes.get(str((self.health.data or {}).get("verdict")), Exit.CANNOT)
+
+    @property
+    def unhealthy(self) -> bool:
+        """Whether it is known to be bad."""
+        return self.exit_code == Exit.FAULT
+
+
 def _report(options: argparse.Namespace, progress: Progress) -> Outcome:
     del progress
     pins = load()
     python = pins.python(options.python)
     slug = f"{options.image or pins.default_image}-py{python.replace('.', '')}"
-    out = out_dir()
-    image = read_image(out / "images" / slug, slug, options.flavour)
-    health = read_part(out / "health" / slug, "health.json", health_report.SCHEMA, image)
-    bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
-    stages = read_stages(out / "results", slug, str(image["manifest_digest"]))
-    notes = gather_notes(image, health, bench, stages, _baked_at(out / "images" / slug))
-    page = page_module()
-    verdict = judge(page, health)
-    exit_code = _exit_code(health)
-    unhealthy = exit_code == Exit.FAULT
+    page, out = page_module(), out_dir()
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    target = out / "report" / "index.html"
-    text = page.render(
-        health.data,
-        # nobody is led to hand on what is known to be bad
-        image={k: v for k, v in image.items() if not (unhealthy and k in _OFFERS)},
-        bench=bench.data,
-        stages=stages,
-        notes=notes,
-        system=base_packages(out / "base", image),
-        verdict=verdict,
-        made=made,
-    )
-    write_atomic(target, text)
-    write_json(
-        out / "report" / "report.json",
-        {
-            "schema": REPORT_SCHEMA,
-            "made": made,
-            "verdict": verdict,
-            "exit_code": int(exit_code),
-            "image": image,
-            "health": {"state": health.state, "why": health.why, "data": health.data},
-            "bench": {"state": bench.state, "why": bench.why, "data": bench.data},
-            "stages": stages,
-            "notes": notes,
-        },
-    )
-    tiers = _tiers(health)
-    word = page.VERDICTS[verdict["word"]][1]
+    one = judged(slug, page, options.flavour)
+    target = _write(one, page, made)
+    known, unread = [one], []
+    for other in _others(slug):
+        try:
+            known.append(judged(other, page, None))
+        except ForgeError as error:
+            # as on every page: where it was made is nobody's business
+            unread.append(_sentence(error.found.replace(f"{out}/", "out/")))
+        else:
+            _write(known[-1], page, made)
+    front = out / "report" / "index.html"
+    write_atomic(front, front_page(known, unread, page, made))
+    tiers = _tiers(one.health)
+    word = page.VERDICTS[one.verdict["word"]][1]
     if not options.json:
-        if health.data is not None:
+        if one.health.data is not None:
             print_table(("tier", "verdict", "time", "peak memory", ""), tiers)
             print()
-        _show(image, f"{word}. {verdict['why']}", notes, target, unhealthy=unhealthy)
+        _show(one, f"{word}. {one.verdict['why']}", target, front if len(known) > 1 else None)
+    image = one.image
     return Outcome(
         "done",
         f"{image['name']}: {word.lower()}; {target}",
         data={
             "report": str(target),
+            "front": str(front),
             "image": image["name"],
             "manifest_digest": image["manifest_digest"],
             "compressed_bytes": image["compressed_bytes"],
             "unpacked_bytes": image["unpacked_bytes"],
-            "verdict": verdict,
+            "verdict": one.verdict,
             "tiers": {name: status for name, status, *_ in tiers},
             "run_line": image["run_line"],
-            "health": health.state,
-            "bench": bench.state,
+            "health": one.health.state,
+            "bench": one.bench.state,
         },
-        exit_code=exit_code,
+        exit_code=one.exit_code,
+    )
+
+
+def judged(slug: str, page: ModuleType, flavour: str | None) -> Judged:
+    """Gather all that is known of an image.
+
+    Args:
+        slug: Its folder name.
+        page: The page generator.
+        flavour: The flavour it must have; any if None.
+
+    Raises:
+        ForgeError: If it was not baked, is damaged or has another flavour.
+    """
+    out = out_dir()
+    image = read_image(out / "images" / slug, slug, flavour)
+    health = read_part(out / "health" / slug, "health.json", health_report.SCHEMA, image)
+    bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
+    stages = read_stages(out / "results", slug, str(image["manifest_digest"]))
+    notes = gather_notes(image, health, bench, stages, _baked_at(out / "images" / slug))
+    return Judged(slug, image, health, bench, stages, notes, judge(page, health))
+
+
+def _others(slug: str) -> list[str]:
+    """The other baked images that a health suite has run in."""
+    out = out_dir()
+    baked = (path.parent.name for path in (out / "images").glob("*/image.json"))
+    return sorted(
+        name for name in baked if name != slug and (out / "health" / name / "run.json").is_file()
+    )
+
+
+def _write(one: Judged, page: ModuleType, made: str) -> Path:
+    """Write an image's page, and the same for machines; the page's path."""
+    folder = out_dir() / "report" / one.slug
+    text = page.render(
+        one.health.data,
+        # nobody is led to hand on what is known to be bad
+        image={k: v for k, v in one.image.items() if not (one.unhealthy and k in _OFFERS)},
+        bench=one.bench.data,
+        stages=one.stages,
+        notes=one.notes,
+        system=base_packages(out_dir() / "base", one.image),
+        verdict=one.verdict,
+        made=made,
+    )
+    write_atomic(folder / "index.html", text)
+    write_json(
+        folder / "report.json",
+        {
+            "schema": REPORT_SCHEMA,
+            "made": made,
+            "verdict": one.verdict,
+            "exit_code": int(one.exit_code),
+            "image": one.image,
+            "health": {
+                "state": one.health.state,
+                "why": one.health.why,
+                "data": one.health.data,
+            },
+            "bench": {"state": one.bench.state, "why": one.bench.why, "data": one.bench.data},
+            "stages": one.stages,
+            "notes": one.notes,
+        },
+    )
+    return folder / "index.html"
+
+
+def front_page(known: Sequence[Judged], unread: Sequence[str], page: ModuleType, made: str) -> str:
+    """The page that leads to the others: a card for each image, the worst first.
+
+    Args:
+        known: The images.
+        unread: Of further ones, why they are not shown, one sentence each.
+        page: The page generator.
+        made: When the page was made, for its foot.
+
+    Returns:
+        An HTML document.
+    """
+    tag = page.tag
+    healthy = sum(one.exit_code == Exit.OK for one in known)
+    head = f"{healthy} of {len(known)} image{'s' * (len(known) > 1)} healthy"
+    cards = [_card(one, page) for one in sorted(known, key=lambda one: _FIRST.index(one.exit_code))]
+    body = tag(
+        "body",
+        tag("header", tag("div", tag("span", "tpuforge", class_="brand"), class_="bar")),
+        tag(
+            "main",
+            tag("h1", head),
+            tag("p", "A name leads to the image's own page, with every check.", class_="quiet"),
+            tag("ol", cards, class_="tiers"),
+            [tag("p", text, class_="why") for text in unread],
+        ),
+        tag("footer", tag("p", f"page made {made}")),
+    )
+    return str(page.document(head, body, style=_FRONT_STYLE))
+
+
+def _card(one: Judged, page: ModuleType) -> Any:
+    """The card of an image on the front page, with a link to its own page."""
+    tag, image = page.tag, one.image
+    status, word = page.VERDICTS[one.verdict["word"]]
+    pairs = [
+        *((name, page.mark(status)) for name, status, *_ in _tiers(one.health)),
+        ("compressed", size(image["compressed_bytes"])),
+        ("unpacked", size(image["unpacked_bytes"])),
+        ("digest", tag("code", image["manifest_digest"])),
+    ]
+    return tag(
+        "li",
+        tag("p", tag("a", image["name"], href=f"{one.slug}/index.html"), class_="tier-name"),
+        page.mark(status, word),
+        tag("p", one.verdict["why"], class_="reason"),
+        tag("dl", [tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs], class_="pairs"),
+        class_=f"card {_TONES[status]}",
     )
 
 
@@ -428,11 +567,6 @@ def judge(page: ModuleType, health: Part) -> dict[str, str]:
     return verdict
 
 
-def _exit_code(health: Part) -> Exit:
-    codes = {"healthy": Exit.OK, "unhealthy": Exit.FAULT, "device": Exit.DEVICE}
-    return codes.get(str((health.data or {}).get("verdict")), Exit.CANNOT)
-
-
 def _tiers(health: Part) -> list[tuple[str, str, str, str, str]]:
     rows = []
     tiers = (health.data or {}).get("tiers") or {}
@@ -452,14 +586,8 @@ def _tiers(health: Part) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def _show(
-    image: dict[str, Any],
-    verdict: str,
-    notes: Sequence[dict[str, str]],
-    target: Path,
-    *,
-    unhealthy: bool,
-) -> None:
+def _show(one: Judged, verdict: str, target: Path, front: Path | None) -> None:
+    image = one.image
     lines = [
         ("image", image["name"]),
         ("digest", image["manifest_digest"]),
@@ -470,12 +598,13 @@ def _show(
         ),
         ("health", verdict),
         ("report", str(target)),
+        *([("all", str(front))] if front is not None else []),
     ]
     for key, value in lines:
         print(f"{key + ':':<8} {value}")
-    for note in notes:
+    for note in one.notes:
         print(f"{'note:':<8} {note['from']}: {note['text']}")
-    if unhealthy:
+    if one.unhealthy:
         print(
             "\nnot for a TPU VM, and for nobody else: the image is unhealthy, see the notes above"
         )
@@ -485,7 +614,7 @@ def _show(
         print(f"  tpu-run HOST/NAME@{image['manifest_digest']} python")
     if image.get("local_run_line"):
         print(f"here (private engine):\n  {image['local_run_line']}")
-    if image.get("save_line") and not unhealthy:
+    if image.get("save_line") and not one.unhealthy:
         print(f"into an engine of your own:\n  {image['save_line']}")
     print()
 
