@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import stat
@@ -244,6 +246,26 @@ def test_a_folder_in_the_place_of_the_record_is_refused_before_the_bake(checkout
         bake.bake(target(), PINS, progress)
     assert f"{place} is a folder" in caught.value.found
     assert f"rm -r {place}" in caught.value.mend
+
+
+def test_an_output_is_one_record_whatever_the_folder_is_called() -> None:
+    for name in ("/a b", "/a,b", '/a"b', "/a\nb", "/a\rb", "/ü→"):
+        (fields,) = csv.reader(io.StringIO(bake._fields("type=oci", f"dest={name}"), newline=""))
+        assert fields == ["type=oci", f"dest={name}"]
+
+
+def test_a_base_is_named_without_an_at_sign(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the home folder of user@domain: the checkout's own out folder is reached from there."""
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "plain"))
+    assert bake._place("base/x") == f"{tmp_path}/plain/base/x"
+    monkeypatch.setattr(bake, "IMAGES", tmp_path / "user@domain" / "images")
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "user@domain" / "out"))
+    assert bake._place("base/x") == "../out/base/x"
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "else@where"))
+    with pytest.raises(ForgeError, match="buildx cannot be told of"):
+        bake._place("base/x")
 
 
 def test_the_flavours_are_the_locks_with_torch_tpu(checkout: Path) -> None:

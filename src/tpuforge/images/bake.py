@@ -331,7 +331,24 @@ def _base(
         names = ", ".join(str(item) for item in record["drift"])
         notes = (f"the base has other package versions than its lock: {names}",)
     name = f"tpuforge/debian:{suite.label}"
-    return Base(f"oci-layout://{out_dir() / record['layout']}@{digest}", digest, name, notes)
+    return Base(f"oci-layout://{_place(record['layout'])}@{digest}", digest, name, notes)
+
+
+def _place(layout: str) -> str:
+    """The path of a base as buildx takes it: what follows the first @ is the digest for it.
+
+    Raises:
+        ForgeError: If the out folder cannot be named without one.
+    """
+    path = out_dir() / layout
+    for place in (str(path), os.path.relpath(path, IMAGES)):
+        if "@" not in place:
+            return place
+    raise ForgeError(
+        f"buildx cannot be told of {path}: it takes what follows the first @ for a digest",
+        expected="an out folder without an @ in its path, or one in the checkout",
+        mend="set TPUFORGE_OUT to another folder",
+    )
 
 
 def read_finished(target: Target) -> dict[str, Any] | None:
@@ -562,10 +579,11 @@ def _run_bake(job: Job, lock: int, outputs: Sequence[str], *, no_cache: bool) ->
 
 
 def _fields(*fields: str) -> str:
-    """An output as buildx reads it: a line of CSV, since a folder's name may hold a comma."""
+    """An output as buildx reads it: a record of CSV, since a folder's name may hold a comma."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(fields)
-    return line.getvalue()
+    # only what may end a line is quoted for holding a line break
+    csv.writer(line, lineterminator="\r\n").writerow(fields)
+    return line.getvalue().removesuffix("\r\n")
 
 
 def _shares_store(engine: Mapping[str, Any]) -> bool:
