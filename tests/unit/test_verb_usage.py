@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import json
@@ -15,38 +14,17 @@ import pytest
 
 import smoke_host_support as support
 from tpuforge.paths import ROOT
+from verb_support import MODULES, PARSED, parser
 
 SOURCE = ROOT / "src" / "tpuforge"
 
 
-def modules() -> dict[str, str]:
-    """The module of each verb, as noxfile.py runs it."""
-    found = {}
-    for node in ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.decorator_list:
-            call = next(part for part in ast.walk(node) if isinstance(part, ast.Call))
-            found[node.name] = str(ast.literal_eval(call.args[1]))
-    return found
-
-
-MODULES = modules()
-WITH_JSON = sorted(MODULES.keys() - {"tests"})
 NEEDED = {"push": ["--to", "registry.invalid/name"], "model": [f"{__file__}:build"]}
 """What a verb has to be given before it looks at anything else."""
 
 
 def main(verb: str) -> Callable[[Sequence[str]], int]:
     return importlib.import_module(MODULES[verb]).main  # type: ignore[no-any-return]
-
-
-def parser(verb: str, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
-    """The verb's parser, caught on its way."""
-    caught: list[argparse.ArgumentParser] = []
-    module = importlib.import_module(MODULES[verb])
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "run_verb", lambda _, made, *__, **___: caught.append(made) or 0)
-        module.main([])
-    return caught[0]
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +55,7 @@ def refused(verb: str, words: Sequence[str], capfd: pytest.CaptureFixture[str]) 
     return error
 
 
-@pytest.mark.parametrize("verb", WITH_JSON)
+@pytest.mark.parametrize("verb", PARSED)
 def test_an_option_that_does_not_exist(
     verb: str, out: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +67,7 @@ def test_an_option_that_does_not_exist(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("verb", WITH_JSON)
+@pytest.mark.parametrize("verb", PARSED)
 def test_an_option_without_its_value(
     verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +78,7 @@ def test_an_option_without_its_value(
             assert error["mend"] == f"./forge {verb} --help"
 
 
-@pytest.mark.parametrize("verb", WITH_JSON)
+@pytest.mark.parametrize("verb", PARSED)
 def test_an_image_a_python_or_a_flavour_that_does_not_exist(
     verb: str, out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
