@@ -129,7 +129,6 @@ OTHERWISE = re.compile(rf"(?<![./\w-])(?:forge|nox -s) (?:{'|'.join(MODULES)})\b
 def spoken() -> list[tuple[str, str]]:
     """Every text in the programs that a person may be shown, with its place; and the pages."""
     programs = [ROOT / "forge", ROOT / "noxfile.py", *SOURCE.rglob("*.py")]
-    programs += (ROOT / "smoke").rglob("*.py")
     found = [
         (f"{path.name}:{node.lineno}", node.value)
         for path in programs
@@ -147,3 +146,25 @@ def test_the_launcher_is_named_one_way() -> None:
     # the first line of a lock says what wrote it; the page of all pages, how nox is given words
     known = {("inputs.py", "forge lock"), ("README.md", "nox -s bake")}
     assert {(place.partition(":")[0], found) for place, found in said} == known
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("build_wheel", ["--dry-run"]),
+        ("engine", ["--stop"]),
+        ("export", ["--form", "constraints"]),
+        ("images", []),
+        ("report", []),
+        ("smoke", ["--image", "runtime"]),
+    ],
+)
+def test_json_stands_alone_on_standard_output(
+    verb: str, words: list[str], out: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of runs that begin, however they end: a good one, one without a verdict, one that fails."""
+    support.fill(out, health_data=support.health())
+    code = main(verb)([*words, "--json"])
+    record = json.loads(capfd.readouterr().out)
+    assert record["verb"] == verb
+    assert record["exit_code"] == code
