@@ -27,6 +27,15 @@ BAZEL = "@bazel/bazel-linux_x64@2.1.0"
 BAZEL_FILE = "bazel-2.1.0-linux-x86_64"
 BAZEL_SHA256 = "e13581d44faad6ac807dd917e682fef20359d26728166ac35dadd8ee653a580d"
 
+FLAG = """
+On = provider(fields = ["on"])
+
+def _flag(ctx):
+    return [On(on = ctx.build_setting_value)]
+
+bool_flag = rule(implementation = _flag, build_setting = config.bool(flag = True))
+"""
+"""The flag that a wheel is built with, in Starlark."""
 FILES = {
     "WORKSPACE": """
 workspace(name = "small")
@@ -49,14 +58,8 @@ bool_flag(
     visibility = ["//visibility:public"],
 )
 """,
-    "defs.bzl": """
-On = provider(fields = ["on"])
-
-def _flag(ctx):
-    return [On(on = ctx.build_setting_value)]
-
-bool_flag = rule(implementation = _flag, build_setting = config.bool(flag = True))
-
+    "defs.bzl": FLAG
+    + """
 def _wheel(ctx):
     if not ctx.attr._flag[On].on:
         fail("build it with --config=wheel_common")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.server
+import json
 import os
 import shutil
 import signal
@@ -16,15 +16,16 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from urllib.parse import unquote
 
 from process_support import call
+from server_support import Handler, serving
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 LOCK = SRC.parent / "lock"
@@ -221,8 +222,6 @@ class Index:
             n: self.stated.get(n) or hashlib.sha256(self.files[n]).hexdigest() for n in names
         }
         if self.as_json:
-            import json
-
             files = [
                 {
                     "filename": n,
@@ -242,36 +241,22 @@ class Index:
         return "text/html; charset=utf-8", "\n".join(links).encode()
 
 
-def _handler(index: Index) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
+def _handler(index: Index) -> type[Handler]:
+    class Serves(Handler):
         def do_GET(self) -> None:
-            from urllib.parse import unquote
-
             path = unquote(self.path)
             index.seen.append((path, self.headers.get("Range")))
             index.headers.append(dict(self.headers.items()))
             parts = path.strip("/").split("/")
             if parts[0] == "simple" and len(parts) == 2:
                 if index.status:
-                    return self.plain(index.status, b"no")
+                    return self.answer(index.status, b"no")
                 kind, body = index.page(parts[1])
-                return self.plain(200 if body else 404, body, kind)
+                return self.answer(200 if body else 404, body, kind)
             content = index.files.get(parts[-1]) if parts[0] == "files" else None
             if content is None:
-                return self.plain(404, b"nothing here")
+                return self.answer(404, b"nothing here")
             return self.file(parts[-1], content)
-
-        def plain(self, status: int, body: bytes, kind: str = "text/plain") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
         def file(self, name: str, content: bytes) -> None:
             start = 0
@@ -279,7 +264,7 @@ def _handler(index: Index) -> type[http.server.BaseHTTPRequestHandler]:
             if asked and index.ranges:
                 start = int(asked.removeprefix("bytes=").rstrip("-"))
                 if start >= len(content):
-                    return self.plain(416, b"")
+                    return self.answer(416)
                 self.send_response(206)
                 last = len(content) - 1
                 self.send_header("Content-Range", f"bytes {start}-{last}/{len(content)}")
@@ -300,7 +285,7 @@ def _handler(index: Index) -> type[http.server.BaseHTTPRequestHandler]:
                     self.wfile.write(rest[first : first + size])
                     self.wfile.flush()
 
-    return Handler
+    return Serves
 
 
 @contextlib.contextmanager
@@ -308,19 +293,9 @@ def serve(
     index: Index, wrap: Callable[[socket.socket], socket.socket] | None = None
 ) -> Iterator[Index]:
     """Run an index on a free port of the loopback."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(index))
-    server.daemon_threads = True
-    if wrap is not None:
-        server.socket = wrap(server.socket)
-    index.url = f"http{'s' if wrap else ''}://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with serving(_handler(index), wrap) as port:
+        index.url = f"http{'s' if wrap else ''}://127.0.0.1:{port}"
         yield index
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def make_certificate(folder: Path) -> tuple[Path, Callable[[socket.socket], socket.socket]]:

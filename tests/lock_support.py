@@ -7,7 +7,6 @@ the real pins and the real locked tools, and inputs that the loopback index can 
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import re
@@ -23,6 +22,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+from server_support import Handler, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "lock"
@@ -60,6 +61,7 @@ class Index:
     asked: list[str] = field(default_factory=list)
     hold: threading.Event = field(default_factory=threading.Event)
     """While set, files are not answered."""
+    url: str = ""
 
     def add(
         self,
@@ -87,7 +89,7 @@ class Index:
     def __enter__(self) -> Index:
         index = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Serves(Handler):
             def do_GET(self) -> None:
                 index.asked.append(self.path)
                 parts = unquote(self.path).strip("/").split("/")
@@ -111,28 +113,12 @@ class Index:
             def do_HEAD(self) -> None:
                 self.do_GET()  # uv asks for a file's head before it reads its metadata
 
-            def answer(self, code: int, data: bytes, kind: str) -> None:
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(data)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._serving = serving(Serves)
+        self.url = f"http://127.0.0.1:{self._serving.__enter__()}/simple"
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/simple"
+        self._serving.__exit__(None, None, None)
 
 
 def good_index(**how: Any) -> Index:

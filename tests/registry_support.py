@@ -12,7 +12,6 @@ import contextlib
 import gzip
 import hashlib
 import http.client
-import http.server
 import io
 import json
 import os
@@ -21,26 +20,20 @@ import signal
 import socket
 import subprocess
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from build_support import free_port
+from server_support import Handler, serving
 from tpuforge import host
 from tpuforge.console import Progress
 
 USER, PASSWORD = "forge", "open sesame"
 # bcrypt of the password above, the one kind that the registry takes
 _HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def program() -> str:
@@ -217,12 +210,8 @@ class Proxy:
         return sum(verb == method and part in path for verb, path in self.asked)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     proxy: Proxy
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
 
     def _pieces(self) -> Iterator[bytes]:
         """The request's body, as it comes."""
@@ -251,7 +240,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         if said is not None:
-            self._answer(said, [("Content-Type", "application/json")], proxy.body)
+            self.answer(said, proxy.body, "application/json")
             return
         there = http.client.HTTPConnection(proxy.target, timeout=60)
         dropped = ("transfer-encoding", "content-length", "connection")
@@ -275,18 +264,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if method != "HEAD":
             data = proxy.after(method, self.path, data)
             kept = [(k, v) for k, v in kept if k.lower() not in dropped]
-        self._answer(answer.status, kept, data, length=method != "HEAD")
-
-    def _answer(
-        self, status: int, headers: list[tuple[str, str]], data: bytes, *, length: bool = True
-    ) -> None:
-        self.send_response_only(status)
-        for name, value in headers:
+        self.send_response_only(answer.status)
+        for name, value in kept:
             self.send_header(name, value)
-        if length:
+        if method != "HEAD":
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command != "HEAD":
+        if method != "HEAD":
             self.wfile.write(data)
 
 
@@ -300,17 +284,9 @@ def proxy(target: str) -> Iterator[Proxy]:
     """A proxy before a registry that speaks HTTP; it is honest until it is told otherwise."""
     made = Proxy(target)
     handler = type("Handler", (_Handler,), {"proxy": made})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    made.address = f"127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with serving(handler) as port:
+        made.address = f"127.0.0.1:{port}"
         yield made
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class Layout:

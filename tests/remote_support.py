@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.server
 import json
 import re
 import shutil
@@ -20,28 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bazel_support import MODULE, WHEEL, arguments
+from bazel_support import FILES, FLAG, MODULE, WHEEL, arguments
 from build_support import Checkout, sha256
 from elf_support import torch_tpu_wheel
+from server_support import Handler, serving
 
 _FILES = {
     "WORKSPACE": 'workspace(name = "small")\n',
-    "BUILD": """
-load("//:defs.bzl", "bool_flag")
-bool_flag(
-    name = "wheel_build",
-    build_setting_default = False,
-    visibility = ["//visibility:public"],
-)
-""",
-    "defs.bzl": """
-On = provider(fields = ["on"])
-
-def _flag(ctx):
-    return [On(on = ctx.build_setting_value)]
-
-bool_flag = rule(implementation = _flag, build_setting = config.bool(flag = True))
-
+    "BUILD": FILES["BUILD"],
+    "defs.bzl": FLAG
+    + """
 def _wheel(ctx):
     if not ctx.attr._flag[On].on:
         fail("build it with --config=wheel_common")
@@ -239,12 +226,7 @@ def serve_cache() -> Iterator[Cache]:
     cache = Cache()
     lock = threading.Lock()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
+    class Serves(Handler):
         def dead(self) -> bool:
             with lock:
                 if cache.left is None:
@@ -261,7 +243,7 @@ def serve_cache() -> Iterator[Cache]:
                 content = cache.store.get(self.path)
                 if not cache.status:
                     (cache.misses if content is None else cache.hits).append(self.path)
-            self.answer(cache.status or (404 if content is None else 200), content or b"")
+            self.say(404 if content is None else 200, content or b"")
 
         def do_PUT(self) -> None:
             if self.dead():
@@ -272,25 +254,13 @@ def serve_cache() -> Iterator[Cache]:
                 if not cache.status:
                     cache.store[self.path] = content
                     cache.puts.append(self.path)
-            self.answer(cache.status or 200, b"")
+            self.say(200, b"")
 
-        def answer(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            if status == 401:
-                self.send_header("WWW-Authenticate", 'Basic realm="cache"')
-            body = content if status == 200 else b""
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        def say(self, status: int, content: bytes) -> None:
+            who = 'Basic realm="cache"' if cache.status == 401 else ""
+            body = b"" if cache.status else content
+            self.answer(cache.status or status, body, WWW_Authenticate=who)
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    cache.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with serving(Serves) as port:
+        cache.port = port
         yield cache
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -7,12 +7,9 @@ runs of a person do, and leave them well for the next one.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import http.server
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,7 @@ from bazel_support import (
 )
 from build_support import Checkout, make_checkout, sha256
 from process_support import call
+from server_support import files_of, serving
 
 SUFFIX = ".dev20261130123456"
 
@@ -157,16 +155,8 @@ def test_a_source_without_the_target(checkout: Checkout, workspace: Path, bazel:
 @contextlib.contextmanager
 def releases(folder: Path) -> Iterator[str]:
     """Where Bazelisk gets Bazel: a folder on the loopback."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with serving(files_of(folder)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_a_ref_is_fetched_and_its_bazel_proven(

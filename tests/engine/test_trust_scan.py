@@ -7,16 +7,15 @@ in their documented forms.
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server_support import Handler, serving
 from tpuforge.errors import ForgeError
 from tpuforge.release import scan
 from trust_support import Toy, make
@@ -69,28 +68,16 @@ def database(vulnerable: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A database of the kind OSV that knows one vulnerable package; what it was asked."""
     asked: list[dict[str, Any]] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Serves(Handler):
         def do_POST(self) -> None:
             query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(query)
             known = query["package"]["name"] == vulnerable
             body = json.dumps({"vulns": [VULN]} if known else {}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(200, body)
 
-        def log_message(self, *words: object) -> None:
-            del words
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1/query", asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Serves) as port:
+        yield f"http://127.0.0.1:{port}/v1/query", asked
 
 
 def stand_in(folder: Path, name: str, found: object, *, option: str, code: int = 0) -> str:

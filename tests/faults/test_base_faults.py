@@ -5,14 +5,12 @@ Only mmdebstrap is a stand-in here (``tests/base_support.py``); apt and the mirr
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import pytest
 
 from base_support import DEAD, LOCK, base, borrow_debs, checkout, environment, stand_in
 from process_support import call
+from server_support import Handler, serving
 from tpuforge import mirrors
 from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
@@ -63,6 +62,7 @@ def test_a_base_is_made_once_and_repaired_when_damaged(fetched: Path, tmp_path: 
     code, output = base(env)
     assert code == 0
     assert "the base is damaged, making it again" in output
+    assert "base: done in" in output
     assert record(out) == first
     assert layer.read_bytes() != bytes(data)
 
@@ -281,7 +281,7 @@ def test_no_mmdebstrap_and_no_root_names_both_ways(tmp_path: Path) -> None:
     assert "docker-image://" in done.stderr
 
 
-class _Archive(http.server.BaseHTTPRequestHandler):
+class _Archive(Handler):
     """A snapshot archive that sends every question on to the mirror of this machine."""
 
     mirror: mirrors.Mirror
@@ -289,13 +289,7 @@ class _Archive(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         kind, _, rest = self.path.removeprefix("/archive/").partition("/")
         home = {"debian": self.mirror.main, "debian-security": self.mirror.security}[kind]
-        self.send_response(302)
-        self.send_header("Location", f"{home}/{rest.partition('/')[2]}")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *words: object) -> None:
-        del format, words
+        self.answer(302, Location=f"{home}/{rest.partition('/')[2]}")
 
 
 def test_packages_that_left_the_mirror_come_from_the_snapshot_archive(
@@ -303,10 +297,7 @@ def test_packages_that_left_the_mirror_come_from_the_snapshot_archive(
 ) -> None:
     """The archive is a loopback server here; signatures and digests are Debian's own."""
     _Archive.mirror = mirrors.find_mirror()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Archive)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
-    monkeypatch.setenv("TPUFORGE_DEBIAN_SNAPSHOT", f"http://127.0.0.1:{server.server_port}")
     borrow_debs(fetched, tmp_path)
     lock = debian.read_deb_lock(LOCK)
     wanted = [deb for deb in lock.debs if deb.name in ("hostname", "libc6")]
@@ -319,7 +310,7 @@ def test_packages_that_left_the_mirror_come_from_the_snapshot_archive(
         return offers(self, debs) if archive else set()
 
     monkeypatch.setattr(debian.Apt, "has", has)
-    with Progress("test", quiet=True) as progress:
+    with serving(_Archive) as port, Progress("test", quiet=True) as progress:
+        monkeypatch.setenv("TPUFORGE_DEBIAN_SNAPSHOT", f"http://127.0.0.1:{port}")
         assert debian.fetch(lock, progress) == []
-    server.shutdown()
     assert all(sha256_file(deb.stored) == deb.sha256 for deb in wanted)

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from base_support import DEAD, LOCK, base, checkout, environment
+from server_support import files_of, serving
 from standalone_support import FILE, SHORT, VERSION, pins_with
 
 SET = ("--suite", "trixie-py312")
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *words: object) -> None:
-        del format, words
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """A server of the folder ``web``."""
     (tmp_path / "web").mkdir()
-    handler = functools.partial(_Quiet, directory=str(tmp_path / "web"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/builds/"
-        server.shutdown()
+    with serving(files_of(tmp_path / "web")) as port:
+        yield f"http://127.0.0.1:{port}/builds/"
 
 
 def verb(tmp_path: Path, sha256: str, place: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from build_support import free_port
 from tpuforge.build import preflight
 from tpuforge.build.preflight import Figure, Needs, hosts_of, measure
 from tpuforge.pins import Machine
@@ -36,13 +37,6 @@ def needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Needs:
 
 def figures(needs: Needs) -> dict[str, Figure]:
     return {figure.name: figure for figure in measure(needs)}
-
-
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_machine_that_has_it_all(needs: Needs, door: tuple[str, int]) -> None:
@@ -132,7 +126,7 @@ def test_git_and_dev_shm(needs: Needs, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_hosts_that_do_not_answer(needs: Needs, door: tuple[str, int]) -> None:
-    dead = ("127.0.0.1", closed_port())
+    dead = ("127.0.0.1", free_port())
     # packets to a network that is kept for documentation go nowhere, and such a name is nobody's
     silent, nobody = ("192.0.2.1", 443), ("nobody.invalid", 443)
     began = time.monotonic()

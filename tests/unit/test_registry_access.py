@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
-import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from server_support import Handler, serving
 from tpuforge.console import Progress
 from tpuforge.distribution import (
     Access,
@@ -176,44 +176,37 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str]] = []
         self.answer: Callable[[str, str, str], Answer] = lambda method, path, auth: (404, {}, b"")
-        outer = self
+        self.address = ""
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def log_message(self, format: str, *args: object) -> None:
-                del format, args
 
-            def do_GET(self) -> None:
-                auth = self.headers.get("Authorization") or ""
-                outer.asked.append((self.command, self.path, auth))
-                status, headers, body = outer.answer(self.command, self.path, auth)
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+@contextlib.contextmanager
+def answering() -> Iterator[Server]:
+    made = Server()
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+    class Serves(Handler):
+        def do_GET(self) -> None:
+            auth = self.headers.get("Authorization") or ""
+            made.asked.append((self.command, self.path, auth))
+            status, headers, body = made.answer(self.command, self.path, auth)
+            self.answer(status, body, **headers)
+
+    with serving(Serves) as port:
+        made.address = f"127.0.0.1:{port}"
+        yield made
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A server."""
-    made = Server()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with answering() as made:
+        yield made
 
 
 @pytest.fixture
 def store() -> Iterator[Server]:
     """Another one."""
-    made = Server()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with answering() as made:
+        yield made
 
 
 def test_a_token_is_had_for_credentials_and_used(tmp_path: Path, server: Server) -> None:
