@@ -52,6 +52,7 @@ _CHUNK = 1 << 18
 _LARGEST_MANIFEST = 4 << 20
 _LARGEST_ANSWER = 1 << 20
 _FULL = (413, 507)
+_SECONDS = re.compile(r"[0-9]{1,9}")
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -273,8 +274,8 @@ def certificate_folders(host: str) -> list[Path]:
     return [root / host for root in roots if (root / host).is_dir()]
 
 
-class _NoRedirectHeaders(urllib.request.HTTPRedirectHandler):
-    """Follow to where a blob is stored; never from HTTPS to HTTP."""
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow to where a blob is stored; never from HTTPS to HTTP, and elsewhere as nobody."""
 
     def redirect_request(  # noqa: PLR0917 - urllib calls it so
         self,
@@ -286,7 +287,17 @@ class _NoRedirectHeaders(urllib.request.HTTPRedirectHandler):
         newurl: str,
     ) -> urllib.request.Request | None:
         _safe(newurl, req.host, plain=req.type != "https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        made = super().redirect_request(req, fp, code, msg, headers, newurl)
+        who = req.get_header("Authorization")
+        if made is not None and who is not None and _origin(newurl) == _origin(req.full_url):
+            made.add_unredirected_header("Authorization", who)
+        return made
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """Who answers at an address: nobody else is told who one is."""
+    at = urllib.parse.urlsplit(url)
+    return at.scheme, at.netloc
 
 
 def _safe(url: str, host: str, *, plain: bool) -> None:
@@ -387,7 +398,7 @@ class Client:
         self._scheme = ""
         self._watch: _Watch | None = None
         handlers: list[urllib.request.BaseHandler] = [
-            _NoRedirectHeaders(),
+            _Redirects(),
             _Http(self._note),
             urllib.request.HTTPSHandler(context=_noted(self._context(), self._note)),
         ]
@@ -593,8 +604,8 @@ class Client:
                 pass
 
     def _is_own(self, url: str) -> bool:
-        """Whether an address is the registry's own: nobody else is told who one is."""
-        return urllib.parse.urlsplit(url)[:2] == urllib.parse.urlsplit(self._root)[:2]
+        """Whether an address is the registry's own."""
+        return _origin(url) == _origin(self._root)
 
     @property
     def _root(self) -> str:
@@ -695,7 +706,9 @@ class Client:
         if status == 403:
             return self._refused(status, why)
         if status == 429 or status >= 500:
-            return TransientError(f"{self.host} answered {status} {why}")
+            later = error.headers.get("Retry-After") or ""
+            wait = f" and asks for a pause of {later} s" if _SECONDS.fullmatch(later) else ""
+            return TransientError(f"{self.host} answered {status} {why}{wait}")
         return ForgeError(
             f"{self.host}/{self.name} answered {status} {why}",
             expected="a registry that takes OCI images",

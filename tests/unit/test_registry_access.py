@@ -253,6 +253,25 @@ def test_a_store_elsewhere_gets_no_credentials(
     assert store.asked == [("GET", "/signed", "")]
 
 
+def test_a_redirect_within_the_registry_keeps_who_one_is(tmp_path: Path, server: Server) -> None:
+    data = b'{"schemaVersion": 2}'
+
+    def answer(method: str, path: str, auth: str) -> Answer:
+        if not auth:
+            return 401, {"WWW-Authenticate": 'Basic realm="x"'}, b""
+        if path.startswith("/v2/old"):
+            return 307, {"Location": path.replace("/old/", "/new/")}, b""
+        return 200, {"Content-Type": "application/vnd.oci.image.manifest.v1+json"}, data
+
+    server.answer = answer
+    path = tmp_path / "auth.json"
+    path.write_text(json.dumps({"auths": {server.address: entry("me:word")}}))
+    assert Client(server.address, "old", Access(path)).manifest("1")[0] == data
+    server.answer = lambda method, path, auth: (302, {"Location": path}, b"")
+    with pytest.raises(ForgeError, match="infinite loop"):
+        Client(server.address, "old", Access(path)).manifest("1")
+
+
 def test_credentials_go_to_no_address_without_tls_from_one_with_it(tmp_path: Path) -> None:
     path = tmp_path / "auth.json"
     path.write_text(json.dumps({"auths": {"a.example": entry("me:word")}}))
@@ -296,10 +315,10 @@ def test_a_registry_whose_disk_is_full_is_not_asked_again(server: Server, body: 
 def test_patience_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("tpuforge.registry.time.sleep", pauses.append)
-    server.answer = lambda method, path, auth: (503, {}, b"")
+    server.answer = lambda method, path, auth: (503, {"Retry-After": "86400"}, b"")
     with Progress("tests", quiet=True) as progress:
         registry = Registry(progress, tries=7)
-        with pytest.raises(ForgeError, match="given up after 7 attempts"):
+        with pytest.raises(ForgeError, match="a pause of 86400 s; given up after 7 attempts"):
             registry.digest(Reference.parse(f"{server.address}/x"))
     assert pauses == [1, 2, 4, 8, 16, 30]
     assert len(server.asked) == 7
