@@ -7,26 +7,23 @@ metadata, and publishes no wheel outside manylinux x86-64.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
-from tpuforge.errors import Exit, ForgeError
+from tpuforge.errors import ForgeError
 from tpuforge.paths import ROOT
 from tpuforge.process import redact
+from tpuforge.tables import Table, read
 
 PINS_FILE = ROOT / "lock" / "pins.toml"
 SCHEMA = 1
 
-_T = TypeVar("_T")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _HEX40 = re.compile(r"[0-9a-f]{40}")
 _PYTHON = re.compile(r"3\.\d{1,2}")
@@ -285,20 +282,7 @@ def load(path: Path = PINS_FILE) -> Pins:
         ForgeError: For a file that is missing, is not TOML, has an unknown or missing key, a
             value of the wrong form, or an impossible pair; the message names the key.
     """
-    try:
-        with path.open("rb") as file:
-            top = _Table(path, "", tomllib.load(file))
-    except FileNotFoundError as error:
-        raise ForgeError(
-            f"{path} is not there", expected="the pins", mend="git checkout -- lock/pins.toml"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ForgeError(
-            f"{path.name} is not TOML: {error}",
-            expected="TOML as in docs/pins.md",
-            mend=f"edit {path.name}",
-            exit_code=Exit.FAULT,
-        ) from error
+    top = read(path, "docs/pins.md")
     schema = top.integer("schema")
     if schema != SCHEMA:
         raise top.bad("schema", f"{schema}", f"{SCHEMA}")
@@ -334,7 +318,7 @@ def load(path: Path = PINS_FILE) -> Pins:
     return pins
 
 
-def _later(resolver: _Table) -> dict[str, datetime]:
+def _later(resolver: Table) -> dict[str, datetime]:
     """The moments of single packages; the table is there only after one was upgraded alone."""
     if "later" not in resolver.names():
         return {}
@@ -342,7 +326,7 @@ def _later(resolver: _Table) -> dict[str, datetime]:
     return table.ended({name: table.moment(name) for name in table.names()})
 
 
-def _check_pairs(top: _Table, pins: Pins) -> None:
+def _check_pairs(top: Table, pins: Pins) -> None:
     """Refuse values that are well formed alone and impossible together."""
     now = datetime.now(UTC)
     if not 0 < pins.epoch <= now.timestamp():
@@ -410,7 +394,7 @@ def _check_pairs(top: _Table, pins: Pins) -> None:
             raise top.bad(key, number, f"a libtpu that torch_tpu {accepted}")
 
 
-def _torch(table: _Table) -> Torch:
+def _torch(table: Table) -> Torch:
     made = Torch(table.version("version"), table.text("local"), table.text("index"))
     if not made.index.startswith("https://"):
         raise table.bad("index", made.index, "an https address")
@@ -418,20 +402,20 @@ def _torch(table: _Table) -> Torch:
     return table.ended(made)
 
 
-def _torchvision(table: _Table) -> CpuBuild:
+def _torchvision(table: Table) -> CpuBuild:
     made = CpuBuild(table.version("version"), table.text("local"))
     _check_cpu(table, made)
     return table.ended(made)
 
 
-def _check_cpu(table: _Table, made: CpuBuild) -> None:
+def _check_cpu(table: Table, made: CpuBuild) -> None:
     if made.local != "cpu":
         raise table.bad("local", made.local, "cpu: TorchTPU images never carry CUDA")
     if "+" in made.version:
         raise table.bad("version", made.version, "the release alone; the local part is 'local'")
 
 
-def _torch_tpu(table: _Table) -> TorchTpu:
+def _torch_tpu(table: Table) -> TorchTpu:
     return table.ended(
         TorchTpu(
             table.version("version"),
@@ -442,7 +426,7 @@ def _torch_tpu(table: _Table) -> TorchTpu:
     )
 
 
-def _libtpu_of(table: _Table) -> dict[str, str]:
+def _libtpu_of(table: Table) -> dict[str, str]:
     """The versions for single Pythons; the table is there only where a flavour needs one."""
     if "python" not in table.names():
         return table.ended({})
@@ -450,11 +434,11 @@ def _libtpu_of(table: _Table) -> dict[str, str]:
     return table.ended(versions.ended({name: versions.version(name) for name in versions.names()}))
 
 
-def _suites(table: _Table) -> dict[str, str]:
+def _suites(table: Table) -> dict[str, str]:
     return {key: table.text(key, _NAME) for key in table.names()}
 
 
-def _standalone(python: _Table) -> dict[str, Standalone]:
+def _standalone(python: Table) -> dict[str, Standalone]:
     """The builds for single Pythons; the table is there only where a suite lacks one."""
     if "standalone" not in python.names():
         return {}
@@ -473,7 +457,7 @@ def _standalone(python: _Table) -> dict[str, Standalone]:
     return table.ended(made)
 
 
-def _flavours(table: _Table) -> dict[str, Flavour]:
+def _flavours(table: Table) -> dict[str, Flavour]:
     made = {}
     for name in table.names():
         one = table.table(name)
@@ -483,7 +467,7 @@ def _flavours(table: _Table) -> dict[str, Flavour]:
     return dict(sorted(made.items(), key=lambda item: (bool(item[1].on), item[0])))
 
 
-def _debian(table: _Table) -> dict[str, Suite]:
+def _debian(table: Table) -> dict[str, Suite]:
     made = {}
     for name in table.names():
         suite = table.table(name)
@@ -498,7 +482,7 @@ def _debian(table: _Table) -> dict[str, Suite]:
     return made
 
 
-def _further_set(table: _Table, suite: Suite, extra: str) -> Suite:
+def _further_set(table: Table, suite: Suite, extra: str) -> Suite:
     """What a set has beside its suite's own packages, or in their place."""
     python = table.text("python", _PYTHON) if "python" in table.names() else ""
     # a set that carries a Python of its own may need no further package
@@ -517,7 +501,7 @@ def _further_set(table: _Table, suite: Suite, extra: str) -> Suite:
     return table.ended(Suite(suite.name, (*kept, *packages), extra, python, suite.rolling))
 
 
-def _bazelisk(table: _Table) -> Bazelisk:
+def _bazelisk(table: Table) -> Bazelisk:
     made = Bazelisk(
         table.version("version"),
         table.text("npm"),
@@ -530,11 +514,11 @@ def _bazelisk(table: _Table) -> Bazelisk:
     return table.ended(made)
 
 
-def _bazel(table: _Table) -> dict[str, str]:
+def _bazel(table: Table) -> dict[str, str]:
     return {version: table.text(version, _HEX64) for version in table.names()}
 
 
-def _upstream(table: _Table) -> Upstream:
+def _upstream(table: Table) -> Upstream:
     machine = table.table("machine")
     made = Upstream(
         table.text("repository"),
@@ -550,105 +534,3 @@ def _upstream(table: _Table) -> Upstream:
         # it goes into the labels of images
         raise table.bad("repository", redact(made.repository), "an https address, no credentials")
     return table.ended(made)
-
-
-class _Table:
-    """One TOML table, read key by key, that knows its name and what was not read."""
-
-    def __init__(self, path: Path, name: str, values: Any) -> None:
-        self._path = path
-        self._name = name
-        if not isinstance(values, dict):
-            raise self.bad("", f"{values!r}", "a table")
-        self._values: dict[str, Any] = values
-        self._read: set[str] = set()
-
-    def bad(self, key: str, found: str, expected: str) -> ForgeError:
-        where = ".".join(part for part in (self._name, key) if part)
-        return ForgeError(
-            f"{self._path.name}: {where} is {found}",
-            expected=expected,
-            mend=f"edit {self._path.name} (its format: docs/pins.md)",
-            exit_code=Exit.FAULT,
-        )
-
-    def names(self) -> list[str]:
-        return list(self._values)
-
-    def table(self, key: str) -> _Table:
-        name = ".".join(part for part in (self._name, key) if part)
-        return _Table(self._path, name, self._get(key, "a table"))
-
-    def text(self, key: str, form: re.Pattern[str] | None = None) -> str:
-        value = self._get(key, "a text")
-        if not isinstance(value, str) or not value:
-            raise self.bad(key, f"{value!r}", "a text that is not empty")
-        if form is not None and not form.fullmatch(value):
-            raise self.bad(key, f"{value!r}", f"a text of the form {form.pattern}")
-        return value
-
-    def texts(self, key: str, form: re.Pattern[str]) -> tuple[str, ...]:
-        value = self._get(key, "a list of texts")
-        if not isinstance(value, list) or not value:
-            raise self.bad(key, f"{value!r}", "a list of texts that is not empty")
-        for item in value:
-            if not isinstance(item, str) or not form.fullmatch(item):
-                raise self.bad(key, f"{item!r}", f"texts of the form {form.pattern}")
-        if len(set(value)) != len(value):
-            raise self.bad(key, f"{value!r}", "each item once")
-        return tuple(value)
-
-    def integer(self, key: str) -> int:
-        value = self._get(key, "a whole number")
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self.bad(key, f"{value!r}", "a whole number")
-        return value
-
-    def flag(self, key: str) -> bool:
-        value = self._get(key, "true or false")
-        if not isinstance(value, bool):
-            raise self.bad(key, f"{value!r}", "true or false")
-        return value
-
-    def version(self, key: str) -> str:
-        value = self.text(key)
-        try:
-            Version(value)
-        except InvalidVersion as error:
-            raise self.bad(key, f"{value!r}", "a version, such as 2.13.0") from error
-        return value
-
-    def specifiers(self, key: str) -> SpecifierSet:
-        value = self.text(key)
-        try:
-            return SpecifierSet(value)
-        except InvalidSpecifier as error:
-            raise self.bad(key, f"{value!r}", "a range, such as >=2.11.0,<=2.15.0") from error
-
-    def moment(self, key: str) -> datetime:
-        value = self.text(key)
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError as error:
-            raise self.bad(key, f"{value!r}", "a moment, such as 2026-11-30T00:00:00Z") from error
-        if moment.tzinfo is None:
-            raise self.bad(key, f"{value!r}", "a moment with its zone, such as …T00:00:00Z")
-        return moment
-
-    def end(self) -> None:
-        """Refuse keys that nothing has read: they are slips of the pen."""
-        for key in self._values:
-            if key not in self._read:
-                known = ", ".join(sorted(self._read))
-                raise self.bad(key, "an unknown key", f"one of {known}")
-
-    def ended(self, made: _T) -> _T:
-        """What was made of this table, once nothing unread is left in it."""
-        self.end()
-        return made
-
-    def _get(self, key: str, kind: str) -> Any:
-        if key not in self._values:
-            raise self.bad(key, "missing", kind)
-        self._read.add(key)
-        return self._values[key]

@@ -16,14 +16,14 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock.inputs import lock_path
-from tpuforge.lock.names import LOCK_DIR, is_canonical, is_cuda, is_line, read_toml
+from tpuforge.lock.names import CANONICAL, LOCK_DIR, is_cuda
 from tpuforge.lock.resolver import Job, home_python
 from tpuforge.lockfile import read_lock
 from tpuforge.pins import Pins
+from tpuforge.tables import Table, read
 
 CONFLICTS_FILE = LOCK_DIR / "conflicts.toml"
 # some publish for a newer glibc than the pins resolve for; what they state counts all the same
@@ -70,52 +70,36 @@ def load_conflicts(pins: Pins, path: Path = CONFLICTS_FILE) -> list[Conflict]:
         ForgeError: If it is missing (exit code 2), is no TOML, or an entry is not of the form
             (exit code 1).
     """
-    try:
-        top = read_toml(path)
-        entries = top.pop("conflict", [])
-        if top or not isinstance(entries, list):
-            raise TypeError(f"{', '.join(top) or 'conflict'} is not of the form")
-        found = [_conflict(pins, entry) for entry in entries]
-    except FileNotFoundError as error:
-        raise ForgeError(
-            f"{path.name} is not there",
-            expected="a list of conflicts, which may be empty",
-            mend=f"git checkout -- lock/{path.name}",
-        ) from error
-    except (TypeError, ValueError, ForgeError) as error:
-        raise ForgeError(
-            f"{path.name}: {str(error).replace('Conflict.__init__() ', 'an entry ')}",
-            expected=f"entries of {', '.join(one.name for one in dataclasses.fields(Conflict))}",
-            mend=f"edit lock/{path.name}",
-            exit_code=Exit.FAULT,
-        ) from error
-    return found
+    top = read(path, "docs/lock.md")
+    return top.ended([_conflict(pins, entry) for entry in top.tables("conflict")])
 
 
-def _conflict(pins: Pins, entry: object) -> Conflict:
+def _conflict(pins: Pins, entry: Table) -> Conflict:
     """One entry, checked: its name goes to pip, so it must be a name and nothing else."""
-    if not isinstance(entry, dict):
-        raise TypeError(f"{entry!r} is no entry")
-    made = Conflict(**entry)
-    for key, value in entry.items():
-        if not is_line(value):
-            raise TypeError(f"{made.name} has a value that is no text in one line: {key}")
-    for name in (made.name, made.flavour):
-        if not is_canonical(name):
-            raise TypeError(f"{name!r} is no canonical name")
+    made = Conflict(
+        flavour=entry.text("flavour", CANONICAL),
+        name=entry.text("name", CANONICAL),
+        version=entry.version("version"),
+        python=entry.text("python"),
+        states=entry.text("states"),
+        against=entry.text("against"),
+        why=entry.text("why"),
+    )
+    if str(Version(made.version)) != made.version:
+        raise entry.bad("version", made.version, str(Version(made.version)))
     try:
-        version = str(Version(made.version))
-        requirement = made.line
-    except (InvalidVersion, InvalidRequirement) as error:
-        raise TypeError(str(error)) from error
-    if version != made.version:
-        raise TypeError(f"{made.name} has the version {made.version!r}, which reads {version}")
-    if requirement.url is not None:
-        raise TypeError(f"{made.name} states an address: {made.states}")
-    pins.python(made.python)
-    if made.against not in pins.flavours:
-        raise TypeError(f"{made.name} is against {made.against!r}, which is no flavour")
-    return made
+        address = made.line.url
+    except InvalidRequirement as error:
+        raise entry.bad("states", made.states, "a requirement (PEP 508)") from error
+    if address is not None:
+        raise entry.bad("states", made.states, "a requirement without an address")
+    for key, value, known in (
+        ("python", made.python, pins.pythons),
+        ("against", made.against, tuple(pins.flavours)),
+    ):
+        if value not in known:
+            raise entry.bad(key, value, f"one of {', '.join(known)}")
+    return entry.ended(made)
 
 
 def locked_version(conflict: Conflict) -> str | None:

@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT
+from tpuforge.tables import Table, read
 
 LOCK_DIR = ROOT / "lock"
 NAMES_FILE = LOCK_DIR / "names.toml"
-_ALLOWED = {"name": str, "flavour": str, "until": date, "why": str}
-_LEFT_OUT = {**_ALLOWED, "by": str}
-_CANONICAL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+CANONICAL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+"""A package name as PEP 503 writes it."""
+
 _CUDA = re.compile(
     r"(nvidia|cupy|triton|pytorch-triton)(-.*|\d.*)?"  # nvidia-nccl-cu12, cupy-cuda12x, triton
     r"|(.*-)?cuda[0-9a-z]*(-.*)?"  # cuda-bindings, jax-cuda13-plugin
@@ -40,7 +38,7 @@ def is_canonical(name: object) -> bool:
     Args:
         name: Anything that a file of a person's holds.
     """
-    return isinstance(name, str) and _CANONICAL.fullmatch(name) is not None
+    return isinstance(name, str) and CANONICAL.fullmatch(name) is not None
 
 
 def is_line(text: object) -> bool:
@@ -50,26 +48,6 @@ def is_line(text: object) -> bool:
         text: Anything that a file of a person's holds.
     """
     return isinstance(text, str) and bool(text.strip()) and text.isprintable()
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file that people write by hand.
-
-    Args:
-        path: Such as ``lock/names.toml``.
-
-    Raises:
-        FileNotFoundError: If it is not there.
-        ValueError: If it is no regular file, not UTF-8 or no TOML.
-    """
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no regular file")
-    try:
-        return tomllib.loads(path.read_bytes().decode())
-    except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8 text") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
 
 
 def is_cuda(name: str) -> bool:
@@ -99,22 +77,14 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftOut(Allowed):
     """One package that a lock does not hold, although something in it requires it.
 
     Attributes:
-        name: Canonical name of a CUDA package.
-        flavour: The flavour whose lock leaves it out.
         by: Canonical name of the one package that requires it.
-        until: The last day.
-        why: What was proven about doing without it.
     """
 
-    name: str
-    flavour: str
     by: str
-    until: date
-    why: str
 
 
 @dataclass(frozen=True)
@@ -161,7 +131,7 @@ class Names:
         return "it is a CUDA package"
 
 
-def ended(one: Allowed | LeftOut, today: date | None = None) -> str:
+def ended(one: Allowed, today: date | None = None) -> str:
     """Whether an exception is over.
 
     Args:
@@ -186,60 +156,30 @@ def load_names(path: Path = NAMES_FILE) -> Names:
         ForgeError: If it is missing (exit code 2), is no TOML, or an entry is not of the form
             (exit code 1).
     """
-    try:
-        top = read_toml(path)
-    except FileNotFoundError as error:
-        raise ForgeError(
-            f"{path.name} is not there",
-            expected="names that are refused or allowed",
-            mend=f"git checkout -- lock/{path.name}",
-        ) from error
-    except ValueError as error:
-        raise _bad(path, str(error)) from error
-    refused = top.pop("refused", {})
-    allowed, left_out = top.pop("allowed", []), top.pop("left_out", [])
-    lists = isinstance(allowed, list) and isinstance(left_out, list)
-    if top or not isinstance(refused, dict) or not lists:
-        raise _bad(path, f"{', '.join(top) or 'a table'} is not of the form")
-    for name, why in refused.items():
-        if not is_canonical(name) or not is_line(why):
-            raise _bad(path, f"{name} is no canonical name with a reason")
-    for entry in allowed:
-        _check(path, entry, _ALLOWED)
-    for entry in left_out:
-        _check(path, entry, _LEFT_OUT)
-        if not is_canonical(entry["by"]):
-            raise _bad(path, f"{entry['by']} is no canonical name")
-    names = Names(
-        refused,
-        tuple(Allowed(**entry) for entry in allowed),
-        tuple(LeftOut(**entry) for entry in left_out),
-    )
-    for one in names.left_out:
-        if any((one.name, one.flavour) == (other.name, other.flavour) for other in names.allowed):
-            raise _bad(path, f"{one.name} is allowed in {one.flavour} and left out of it")
-        if sum((one.name, one.flavour) == (o.name, o.flavour) for o in names.left_out) > 1:
-            raise _bad(path, f"{one.name} is left out of {one.flavour} twice: one package alone")
-    return names
+    top = read(path, "docs/lock.md")
+    refused = {}
+    if "refused" in top.names():
+        table = top.table("refused")
+        for name in table.names():
+            if not is_canonical(name):
+                raise table.bad(name, "a name", "one in canonical form, such as torch-tpu")
+            refused[name] = table.text(name)
+    allowed = [one.ended(Allowed(*_exception(one))) for one in top.tables("allowed")]
+    taken = {(one.name, one.flavour) for one in allowed}
+    left_out = []
+    for entry in top.tables("left_out"):
+        one = entry.ended(LeftOut(*_exception(entry), entry.text("by", CANONICAL)))
+        if (one.name, one.flavour) in taken:
+            expected = "each package once for a flavour: allowed, or left out for one package alone"
+            raise entry.bad("name", f"{one.name} for {one.flavour} again", expected)
+        taken.add((one.name, one.flavour))
+        left_out.append(one)
+    return top.ended(Names(refused, tuple(allowed), tuple(left_out)))
 
 
-def _check(path: Path, entry: object, form: Mapping[str, type]) -> None:
-    if (
-        not isinstance(entry, dict)
-        or {key: type(value) for key, value in entry.items()} != form
-        or not is_line(entry["why"])
-        or not is_canonical(entry["flavour"])
-    ):
-        raise _bad(path, f"the exception {entry} is not of the form")
-    if not is_canonical(entry["name"]) or not is_cuda(entry["name"]):
-        raise _bad(path, f"{entry['name']} is no canonical name of a CUDA package")
-
-
-def _bad(path: Path, what: str) -> ForgeError:
-    return ForgeError(
-        f"{path.name}: {what}",
-        expected="[refused] with name = reason; [[allowed]] with name, flavour, until (a day), "
-        "why; [[left_out]] with these and by",
-        mend=f"edit lock/{path.name}",
-        exit_code=Exit.FAULT,
-    )
+def _exception(entry: Table) -> tuple[str, str, date, str]:
+    name = entry.text("name", CANONICAL)
+    if not is_cuda(name):
+        raise entry.bad("name", name, "the name of a CUDA package")
+    flavour = entry.text("flavour", CANONICAL)
+    return name, flavour, entry.day("until"), entry.text("why")
