@@ -13,10 +13,9 @@ import os
 import re
 import shlex
 import shutil
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tpuforge.images.overlay import NAME, Wheel, check_fit, overlaid, overlay_lo
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, out_dir, sha256_file, sha256_text, write_json
 from tpuforge.pins import Pins, Suite
+from tpuforge.tables import read
 
 IMAGES = ROOT / "images"
 SUITE = ROOT / "smoke"
@@ -306,26 +306,18 @@ def _left_out(flavour: str) -> tuple[tuple[str, str], ...]:
     if not path.is_file():
         return ()
     found = []
-    try:
-        for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("left_out", []):
-            if entry["flavour"] != flavour:
-                continue
-            until: date = entry["until"]
-            if until < datetime.now(UTC).date():
-                raise ForgeError(
-                    f"{entry['name']} was left out of {flavour} until {until}, and that is over",
-                    expected="a day to come, after somebody has looked again",
-                    mend=f"edit [[left_out]] in lock/{path.name}",
-                    exit_code=Exit.FAULT,
-                )
-            found.append((str(entry["by"]), str(entry["name"])))
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise ForgeError(
-            f"{path.name}: {type(error).__name__}: {error}",
-            expected="[[left_out]] with name, flavour, by, until and why",
-            mend="./forge lock_check",
-            exit_code=Exit.FAULT,
-        ) from error
+    for entry in read(path, "docs/lock.md").tables("left_out"):
+        if entry.text("flavour") != flavour:
+            continue
+        name, until = entry.text("name"), entry.day("until")
+        if until < datetime.now(UTC).date():
+            raise ForgeError(
+                f"{name} was left out of {flavour} until {until}, and that is over",
+                expected="a day to come, after somebody has looked again",
+                mend=f"edit [[left_out]] in lock/{path.name}",
+                exit_code=Exit.FAULT,
+            )
+        found.append((entry.text("by"), name))
     return tuple(found)
 
 
