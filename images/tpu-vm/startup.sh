@@ -68,6 +68,7 @@ head -n 1 "$root/usr/local/bin/tpu-run.part" | grep -q '^#!.*python3' ||
     fail "metadata tpu-run is not the program" 2
 required tpu-run-service "$root/etc/systemd/system/tpu-run.service"
 required tpu-run-image "$settings/image"
+[ -s "$settings/image.part" ] || fail "metadata tpu-run-image is empty" 2
 rm -f "$settings/image.part"
 
 key=

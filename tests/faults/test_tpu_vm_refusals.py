@@ -109,6 +109,11 @@ def test_the_json_has_all_of_it(root: Path, quick: Path) -> None:
         (("--key", "", IMAGE), "argument --key: it is empty"),
         (("--identity", " ", "--issuer", "x", IMAGE), "argument --identity: it is empty"),
         (("--cache", "", IMAGE), "argument --cache: it is empty"),
+        (("--cache", "/etc/passwd", IMAGE), "--cache /etc/passwd is not a folder"),
+        (("--shm-size", "1023k", IMAGE), "is not a size such as 16g"),
+        (("--name=-x", IMAGE), "'-x' is not the name of a container"),
+        (("--docker-option", "", IMAGE), "argument --docker-option: it is empty"),
+        (("-e", "", IMAGE), "argument -e/--env: it is empty"),
         (("--cache", "/data:ro", IMAGE), "has a colon, which docker run cannot mount"),
         (("--shm-size", "9" * 5000, IMAGE), "is not a size such as 16g"),
         (("--user", "4294967296", IMAGE), "is not a user such as 1000:1000"),
@@ -332,6 +337,7 @@ def test_a_cache_that_cannot_be_had_is_said_and_not_fatal(root: Path, quick: Pat
     done = run("--cache", str(root / "file" / "below"), IMAGE, "true", root=root, clients=clients)
     assert done.returncode == 0, done.stderr
     assert "compiled again in each run" in done.stderr
+    assert "/cache" not in clients.asked[-1]
 
 
 def test_a_result_that_cannot_be_written_is_2(root: Path, quick: Path) -> None:

@@ -130,6 +130,7 @@ def test_the_metadata_of_the_next_boot_win(vm: Vm) -> None:
         ("tpu-run", b"<html>", "not the program"),
         ("tpu-run-service", None, "no metadata tpu-run-service\n"),
         ("tpu-run-image", None, "no metadata tpu-run-image\n"),
+        ("tpu-run-image", b"", "metadata tpu-run-image is empty"),
         # an image that a key was asked for must not run without
         ("tpu-run-key", b"refused", "does not answer for tpu-run-key (status 403)"),
         ("tpu-run-options", b"refused", "does not answer for tpu-run-options (status 403)"),

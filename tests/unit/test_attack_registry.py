@@ -232,6 +232,12 @@ def test_a_page_of_a_proxy_is_no_manifest(server: Hostile, data: bytes) -> None:
         assert caught.value.exit_code == Exit.CANNOT
 
 
+def test_an_expired_certificate_needs_its_owner_and_no_other_authority() -> None:
+    said = "x509: certificate has expired or is not yet valid"
+    assert "renew" in distribution.untrusted("a.example", said).mend
+    assert "--ca FILE" in distribution.untrusted("a.example", "x509: unknown authority").mend
+
+
 def logged_in(tmp_path: Path, host: str) -> Access:
     path = tmp_path / "auth.json"
     word = base64.b64encode(b"me:open sesame").decode()
