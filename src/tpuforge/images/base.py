@@ -625,7 +625,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     if options.relock:
         suites = [suite] if options.suite else list(pins.debian.values())
         return _relock(suites, pins, progress)
-    before = _read(name)
+    before = _written(name)
     record = ensure_base(suite, pins, progress, release=options.release)
     summary = (
         f"{name}: {len(record['packages'])} packages, {size(record['unpacked_bytes'])} unpacked, "
@@ -634,7 +634,15 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     notes = [f"the base differs from its lock: {'; '.join(record['drift'])}"] * bool(
         record["drift"]
     )
-    return Outcome("unchanged" if record == before else "done", summary, record, notes)
+    return Outcome("unchanged" if _written(name) == before else "done", summary, record, notes)
+
+
+def _written(label: str) -> int | None:
+    """When the record of a base was written: one that is made again may hold the same."""
+    try:
+        return record_path(label).stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
