@@ -70,7 +70,7 @@ GOOD = packed("etc/os-release", b"ID=x")
         (b"", KIND),
         (GOOD[:700], KIND),
         (b"no gzip", f"{KIND}+gzip"),
-        (gzip.compress(GOOD)[:-12], f"{KIND}+gzip"),
+        (gzip.compress(GOOD, mtime=0)[:-12], f"{KIND}+gzip"),
         (b"no zstd", f"{KIND}+zstd"),
         (GOOD, "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"),
         # a reader that skips as far as it is told would not come back
