@@ -77,7 +77,9 @@ def vm(tmp_path: Path) -> Iterator[Vm]:
             right = self.headers["Metadata-Flavor"] == "Google" and known != b"refused"
             self.send_response(403 if not right else 404 if known is None else 200)
             self.end_headers()
-            self.wfile.write(known or b"<html>Not Found</html>" if right else b"")
+            self.wfile.write(
+                (b"<html>Not Found</html>" if known is None else known) if right else b""
+            )
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
