@@ -144,6 +144,19 @@ def test_a_context_names_a_docker_too(tmp_path: Path) -> None:
     assert record(tmp_path / "out")["docker_host"] == "unix:///run/mine.sock"
 
 
+def test_a_home_that_cannot_be_written_keeps_buildx_from_nothing(tmp_path: Path) -> None:
+    """As in a container with another user, or for a service without a home."""
+    path, out = client(tmp_path / "bin", info() | builder()), tmp_path / "out"
+    assert probe(environment(out, path, HOME=str(tmp_path), DOCKER_HOST="unix:///x"))[0] == 0
+    assert record(out)["env"] == {"DOCKER_HOST": "unix:///x"}
+    env = environment(out, path, HOME="/dev/null/none", DOCKER_HOST="unix:///x")
+    own = str(out / "engine" / "buildx")
+    for more, folder in (({}, own), ({"BUILDX_CONFIG": "/mine"}, "/mine")):
+        assert probe(env | more)[0] == 0
+        assert record(out)["env"] == {"DOCKER_HOST": "unix:///x", "BUILDX_CONFIG": folder}
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "bin", out]
+
+
 def test_a_context_that_is_not_there(tmp_path: Path) -> None:
     path = client(tmp_path / "bin", {"context inspect": (1, "context not found")})
     code, output = probe(environment(tmp_path / "out", path, DOCKER_CONTEXT="gone"))

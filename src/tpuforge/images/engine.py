@@ -95,6 +95,26 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in form[1].split(".")) if form else ()
 
 
+def _client_folder() -> Path:
+    return Path(os.environ.get("DOCKER_CONFIG") or (home() or Path("/")) / ".docker")
+
+
+def _folders() -> dict[str, str]:
+    """The variables that tell the client and buildx where their own files are."""
+    kept = ("DOCKER_CONFIG", "BUILDX_CONFIG")
+    found = {name: os.environ[name] for name in kept if os.environ.get(name)}
+    if "BUILDX_CONFIG" not in found and not _can_be_made(_client_folder() / "buildx"):
+        # a user whose home folder is missing, or not theirs: buildx does nothing without a folder
+        found["BUILDX_CONFIG"] = str(out_dir() / "engine" / "buildx")
+    return found
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Whether a folder is there and can be written, or could be made."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 def user_target(docker: str) -> Target:
     """The Docker that the user's settings name, in the order in which Docker reads them.
 
@@ -104,7 +124,7 @@ def user_target(docker: str) -> Target:
     Raises:
         ForgeError: If a context is named that does not exist.
     """
-    kept = {name: os.environ[name] for name in ("DOCKER_CONFIG",) if os.environ.get(name)}
+    kept = _folders()
     host = os.environ.get("DOCKER_HOST", "")
     if host:
         tls = ("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
@@ -112,10 +132,10 @@ def user_target(docker: str) -> Target:
         return Target({**kept, "DOCKER_HOST": host}, host, named_by="DOCKER_HOST")
     context, named_by = os.environ.get("DOCKER_CONTEXT", ""), "DOCKER_CONTEXT"
     if not context:
-        folder = Path(os.environ.get("DOCKER_CONFIG") or (home() or Path("/")) / ".docker")
-        config = read_json(folder / "config.json")
+        path = _client_folder() / "config.json"
+        config = read_json(path)
         context = config.get("currentContext", "") if isinstance(config, dict) else ""
-        named_by = f"{folder / 'config.json'}"
+        named_by = f"{path}"
     if context in ("", "default"):
         return Target({**kept, "DOCKER_HOST": _DEFAULT_HOST}, _DEFAULT_HOST)
     asked = ["context", "inspect", context, "--format", "{{.Endpoints.docker.Host}}"]
@@ -432,7 +452,7 @@ def _by_hand(silent: ForgeError) -> ForgeError:
 
 def _private(docker: str, pid: int, builder: str | None) -> dict[str, Any]:
     host = f"unix://{daemon.socket_path()}"
-    found = probe(docker, Target({"DOCKER_HOST": host}, host), builder)
+    found = probe(docker, Target({**_folders(), "DOCKER_HOST": host}, host), builder)
     return _record(found, pid)
 
 
