@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from build_support import free_port
+from reproduce_support import KIND, Layout
 from server_support import Handler, serving
 from tpuforge import host
 from tpuforge.console import Progress
@@ -289,33 +290,6 @@ def proxy(target: str) -> Iterator[Proxy]:
         yield made
 
 
-class Layout:
-    """Writes an OCI layout, blob by blob."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "blobs" / "sha256").mkdir(parents=True)
-
-    def blob(self, data: bytes, kind: str, **more: object) -> dict[str, object]:
-        """Add a blob; its descriptor."""
-        digest = hashlib.sha256(data).hexdigest()
-        (self.folder / "blobs" / "sha256" / digest).write_bytes(data)
-        return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data), **more}
-
-    def json(self, value: object, kind: str, **more: object) -> dict[str, object]:
-        """Add a document; its descriptor."""
-        return self.blob(json.dumps(value, sort_keys=True).encode(), kind, **more)
-
-    def finish(self, entry: dict[str, object]) -> None:
-        """Write what names the one manifest or index."""
-        index = {"schemaVersion": 2, "mediaType": f"{_OCI}.index.v1+json", "manifests": [entry]}
-        (self.folder / "index.json").write_text(json.dumps(index))
-        (self.folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-
-
-_OCI = "application/vnd.oci.image"
-
-
 def small_image(
     out: Path, slug: str = "runtime-py311", *, layers: Sequence[bytes] = (), twin: str = ""
 ) -> str:
@@ -339,24 +313,16 @@ def small_image(
         ids.append(f"sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}")
         if twin:
             compressed = gzip.compress(packed.getvalue(), mtime=0)
-            made.append(layout.blob(compressed, f"{_OCI}.layer.v1.tar+gzip"))
+            made.append(layout.blob(compressed, f"{KIND}.layer.v1.tar+gzip"))
         else:
-            made.append(layout.blob(packed.getvalue(), f"{_OCI}.layer.v1.tar"))
+            made.append(layout.blob(packed.getvalue(), f"{KIND}.layer.v1.tar"))
     config = {
         "architecture": "amd64",
         "os": "linux",
         "config": {"Labels": {"org.opencontainers.image.version": "1-py311"}},
         "rootfs": {"type": "layers", "diff_ids": ids},
     }
-    manifest = layout.json(
-        {
-            "schemaVersion": 2,
-            "mediaType": f"{_OCI}.manifest.v1+json",
-            "config": layout.json(config, f"{_OCI}.config.v1+json"),
-            "layers": made,
-        },
-        f"{_OCI}.manifest.v1+json",
-    )
+    manifest = layout.manifest(config, made)
     layout.finish(manifest)
     if not twin:
         record = {
@@ -389,20 +355,20 @@ def attach(
     """
     folder = out / "images" / slug
     layout = Layout(folder / "referrers")
-    about = {"mediaType": f"{_OCI}.manifest.v1+json", "digest": to or subject, "size": 1}
+    about = {"mediaType": f"{KIND}.manifest.v1+json", "digest": to or subject, "size": 1}
     empty = layout.blob(b"{}", "application/vnd.oci.empty.v1+json")
     found = []
     for kind in kinds:
         body = {
             "schemaVersion": 2,
-            "mediaType": f"{_OCI}.manifest.v1+json",
+            "mediaType": f"{KIND}.manifest.v1+json",
             "artifactType": kind,
             "config": empty,
             "layers": [layout.json({"about": kind}, kind)],
             "subject": about,
         }
-        found.append(layout.json(body, f"{_OCI}.manifest.v1+json", artifactType=kind))
-    kind = f"{_OCI}.index.v1+json"
+        found.append(layout.json(body, f"{KIND}.manifest.v1+json", artifactType=kind))
+    kind = f"{KIND}.index.v1+json"
     index = layout.json({"schemaVersion": 2, "mediaType": kind, "manifests": found}, kind)
     tag = subject.replace(":", "-")
     layout.finish({**index, "annotations": {"org.opencontainers.image.ref.name": tag}})

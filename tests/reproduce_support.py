@@ -1,4 +1,4 @@
-"""Small images that a registry and an engine take, for tests of what compares and measures them."""
+"""Small images that a registry and an engine take, laid out as the OCI's specification wants it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,44 @@ def layer(files: Mapping[str, bytes], *, mode: int = 0o644, headers: Any = None)
     return gzip.compress(buffer.getvalue(), 6, mtime=0)
 
 
-def put(layout: Path, data: bytes, media_type: str) -> dict[str, Any]:
-    """Put a blob into a layout; its descriptor."""
-    digest = hashlib.sha256(data).hexdigest()
-    path = layout / "blobs" / "sha256" / digest
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        # it may be a hard link to a blob of another layout
-        path.write_bytes(data)
-    return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": media_type}
+class Layout:
+    """Writes an OCI layout, blob by blob."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+
+    def blob(self, data: bytes, kind: str, **more: object) -> dict[str, Any]:
+        """Add a blob; its descriptor."""
+        digest = hashlib.sha256(data).hexdigest()
+        path = self.folder / "blobs" / "sha256" / digest
+        if not path.exists():
+            # it may be a hard link to a blob of another layout
+            path.write_bytes(data)
+        return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data), **more}
+
+    def json(self, value: object, kind: str, **more: object) -> dict[str, Any]:
+        """Add a document; its descriptor."""
+        return self.blob(json.dumps(value, sort_keys=True).encode(), kind, **more)
+
+    def manifest(self, config: object, layers: Sequence[object], **more: object) -> dict[str, Any]:
+        """Add the manifest of an image, and its configuration; its descriptor."""
+        body = {
+            "schemaVersion": 2,
+            "mediaType": f"{KIND}.manifest.v1+json",
+            "config": self.json(config, f"{KIND}.config.v1+json"),
+            "layers": list(layers),
+            **more,
+        }
+        return self.json(body, f"{KIND}.manifest.v1+json")
+
+    def finish(self, entry: dict[str, Any]) -> None:
+        """Write what names the one manifest or index."""
+        index = {"schemaVersion": 2, "mediaType": f"{KIND}.index.v1+json", "manifests": [entry]}
+        (self.folder / "index.json").write_text(json.dumps(index))
+        mark = self.folder / "oci-layout"
+        if not mark.exists():
+            mark.write_text('{"imageLayoutVersion":"1.0.0"}')
 
 
 def image(
@@ -57,15 +86,9 @@ def image(
             ],
         },
     }
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": f"{KIND}.manifest.v1+json",
-        "config": put(layout, json.dumps(config).encode(), f"{KIND}.config.v1+json"),
-        "layers": [put(layout, one, f"{KIND}.layer.v1.tar+gzip") for one in layers],
-        **({"annotations": dict(annotations)} if annotations else {}),
-    }
-    entry = put(layout, json.dumps(manifest).encode(), f"{KIND}.manifest.v1+json")
-    index = {"schemaVersion": 2, "manifests": [entry]}
-    (layout / "index.json").write_text(json.dumps(index))
-    (layout / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    made = Layout(layout)
+    blobs = [made.blob(one, f"{KIND}.layer.v1.tar+gzip") for one in layers]
+    made.finish(
+        made.manifest(config, blobs, **({"annotations": dict(annotations)} if annotations else {}))
+    )
     return layout

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from reproduce_support import KIND, Layout
 from tpuforge.paths import sha256_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -218,33 +219,17 @@ def make(
         tag: Its tag.
     """
     folder = out / "images" / "toy-py311"
-    blobs = folder / "oci" / "blobs" / "sha256"
-    blobs.mkdir(parents=True, exist_ok=True)
-
-    def keep(data: bytes, kind: str) -> dict[str, Any]:
-        digest = hashlib.sha256(data).hexdigest()
-        (blobs / digest).write_bytes(data)
-        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}"} | {
-            "size": len(data)
-        }
-
+    layout = Layout(folder / "oci")
     told = dict(own_labels if own_labels is not None else labels())
-    listed = [keep(_layer(entries), "layer.v1.tar") for entries in layers or files()]
+    listed = [layout.blob(_layer(entries), f"{KIND}.layer.v1.tar") for entries in layers or files()]
     config = {
         "architecture": "amd64",
         "os": "linux",
         "config": {"Labels": told},
         "rootfs": {"type": "layers", "diff_ids": [one["digest"] for one in listed]},
     }
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": keep(json.dumps(config).encode(), "config.v1+json"),
-        "layers": listed,
-    }
-    top = keep(json.dumps(manifest).encode(), "manifest.v1+json")
-    (folder / "oci" / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-    (folder / "oci" / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [top]}))
+    top = layout.manifest(config, listed)
+    layout.finish(top)
     record = {
         "schema": "tpuforge.image/1",
         "image": "toy",
@@ -252,7 +237,7 @@ def make(
         "flavour": "runtime",
         "name": f"tpuforge/toy:{tag}",
         "manifest_digest": top["digest"],
-        "config_digest": manifest["config"]["digest"],
+        "config_digest": layout.json(config, f"{KIND}.config.v1+json")["digest"],
         "labels": told,
         "inputs": {"the lock": "x"},
         "base_digest": told.get("org.opencontainers.image.base.digest", ""),

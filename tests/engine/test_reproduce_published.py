@@ -20,8 +20,8 @@ import pytest
 from bake_support import ROOT, Image, verb
 from process_support import call
 from registry_support import RealRegistry, registry
+from reproduce_support import Layout, layer
 from reproduce_support import image as small_image
-from reproduce_support import layer, put
 from tpuforge import layout as oci
 from tpuforge.console import Progress
 from tpuforge.images import published, reproduce
@@ -54,7 +54,7 @@ def judge(image: Image, reference: str, *words: str) -> tuple[int, dict[str, Any
 
 
 def copy(image: Image, folder: Path) -> Path:
-    """A copy of the real layout, of hard links: put() replaces none of them."""
+    """A copy of the real layout, of hard links: no blob replaces one of them."""
     shutil.copytree(image.layout, folder, copy_function=os.link)
     (folder / "index.json").unlink()
     return folder
@@ -79,19 +79,18 @@ def spoiled(image: Image, path: str) -> bytes:
 
 def remake(layout: Path, original: Image, change: dict[str, Any]) -> Path:
     """Write the real image's manifest anew, with another config or another last layer."""
+    made = Layout(layout)
     manifest = json.loads(oci.read_image(original.layout).manifest.path(layout).read_bytes())
     config_path = layout / "blobs" / "sha256" / manifest["config"]["digest"].removeprefix("sha256:")
     config = json.loads(config_path.read_bytes())
     config["config"]["Labels"] |= change.get("labels", {})
     if "layer" in change:
-        manifest["layers"][-1] = put(
-            layout, change["layer"], "application/vnd.oci.image.layer.v1.tar+gzip"
-        )
-        digest = put(layout, gzip.decompress(change["layer"]), "")["digest"]
-        config["rootfs"]["diff_ids"][-1] = digest
-    manifest["config"] = put(layout, json.dumps(config).encode(), manifest["config"]["mediaType"])
-    entry = put(layout, json.dumps(manifest).encode(), manifest["mediaType"])
-    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
+        kind = "application/vnd.oci.image.layer.v1.tar+gzip"
+        manifest["layers"][-1] = made.blob(change["layer"], kind)
+        plain = made.blob(gzip.decompress(change["layer"]), "")
+        config["rootfs"]["diff_ids"][-1] = plain["digest"]
+    manifest["config"] = made.json(config, manifest["config"]["mediaType"])
+    made.finish(made.json(manifest, manifest["mediaType"]))
     return layout
 
 
