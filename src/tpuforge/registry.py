@@ -59,6 +59,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # what skopeo writes beside blobs: its memory of where they are
 _SLACK = 1 << 26
+_MOST_ATTACHED = 200
 _MOST_SHOWN = 300
 _LONGEST_NAME = 255
 _CONFIGS = (
@@ -358,13 +359,7 @@ class Registry:
             NotThereError: If there is none.
             ForgeError: As :meth:`manifest`, or if it is too large to be one (exit code 1).
         """
-        if blob.size > oci.DOCUMENT_BYTES:
-            raise ForgeError(
-                f"{ref.repository}: the document {blob.digest} has {size(blob.size)}",
-                expected=f"at most {size(oci.DOCUMENT_BYTES)}",
-                mend="do not trust it: ask who published the image",
-                exit_code=Exit.FAULT,
-            )
+        _judge_size(ref, blob)
         return self.blob(ref, blob).read_bytes()
 
     def take(self, ref: Reference, blob: oci.Blob, target: Path) -> Path:
@@ -626,12 +621,13 @@ class Registry:
         try:
             with self.progress.step(f"taking what is attached to {ref.digest[:19]}…"):
                 keep(index)
-                for entry in parse_json(index)["manifests"]:
+                for entry in attached(index):
                     data = self.manifest(ref.at_digest(oci.descriptor(entry).digest))
                     keep(data)
                     body = parse_json(data)
                     for one in (body["config"], *body["layers"]):
                         blob = oci.descriptor(one)
+                        _judge_size(ref, blob)
                         self.take(ref, blob, blob.path(layout))
         except (ValueError, KeyError, TypeError) as error:
             raise ForgeError(
@@ -794,7 +790,7 @@ class Registry:
         known = {entry["digest"] for entry in ours["manifests"]}
         replaced = {_document(entry) for entry in ours["manifests"]} - {None}
         try:
-            listed = parse_json(data)["manifests"] if kind == INDEX else []
+            listed = attached(data) if kind == INDEX else []
             others = [
                 entry
                 for entry in listed
@@ -818,6 +814,33 @@ def _document(entry: Mapping[str, Any]) -> tuple[str, str] | None:
     """Type and file name of an attached document, as the index tells them; None without."""
     name = (entry.get("annotations") or {}).get("org.opencontainers.image.title")
     return (str(entry.get("artifactType")), str(name)) if name else None
+
+
+def attached(index: bytes) -> list[dict[str, Any]]:
+    """The entries of an index of what is attached to an image.
+
+    Args:
+        index: The index, which a stranger may have written.
+
+    Raises:
+        ValueError: If it is no JSON, or has more than anybody would look at.
+        KeyError: If it is no index.
+        TypeError: If it is none.
+    """
+    listed = parse_json(index)["manifests"]
+    if len(listed) > _MOST_ATTACHED:
+        raise ValueError(f"it has {len(listed):,} entries, and {_MOST_ATTACHED} are looked at")
+    return list(listed)
+
+
+def _judge_size(ref: Reference, blob: oci.Blob) -> None:
+    if blob.size > oci.DOCUMENT_BYTES:
+        raise ForgeError(
+            f"{ref.repository}: the document {blob.digest} has {size(blob.size)}",
+            expected=f"at most {size(oci.DOCUMENT_BYTES)}",
+            mend="do not trust it: ask who published the image",
+            exit_code=Exit.FAULT,
+        )
 
 
 def fallback_tag(digest: str) -> str:

@@ -172,14 +172,29 @@ def test_a_blob_of_a_stranger_has_a_digest_and_a_size(layer: object, tmp_path: P
     assert caught.value.exit_code == Exit.FAULT
 
 
-def test_a_document_that_is_too_large_is_not_asked_for(server: Hostile) -> None:
+def test_a_document_that_is_too_large_is_not_asked_for(server: Hostile, tmp_path: Path) -> None:
+    large = {"digest": f"sha256:{HEX}", "size": 1 << 40, "mediaType": "x"}
+    manifest = json.dumps({"config": large, "layers": []}).encode()
+    entry = {"digest": named(manifest), "size": len(manifest), "mediaType": "x"}
+    index = json.dumps({"mediaType": referrers.INDEX, "manifests": [entry]}).encode()
+    ref = Reference.parse(f"{server.address}/x@sha256:{HEX}")
+    server.answer = lambda request: answer(manifest if named(manifest) in request else index)
     with Progress("tests", quiet=True) as progress:
         registry = Registry(progress, tries=1)
-        blob = oci.Blob(f"sha256:{HEX}", 1 << 40, "x")
         with pytest.raises(ForgeError, match="has 1") as caught:
-            registry.document(Reference.parse(f"{server.address}/x"), blob)
+            registry.document(ref, oci.descriptor(large))
+        assert server.asked == []
+        with pytest.raises(ForgeError, match="has 1"):
+            # what pull takes beside an image
+            registry.copy_referrers_out(ref, tmp_path / "attached")
+        assert len(server.asked) == 2
+        # and so many that nobody would look at them
+        index = json.dumps({"mediaType": referrers.INDEX, "manifests": [entry] * 201}).encode()
+        with pytest.raises(ForgeError, match="has 201 entries"):
+            registry.copy_referrers_out(ref, tmp_path / "attached")
+        with pytest.raises(ForgeError, match="has 201 entries"):
+            referrers.read_index(index, "it")
     assert caught.value.exit_code == Exit.FAULT
-    assert server.asked == []
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.layout import DOCUMENT_BYTES, Blob
 from tpuforge.layout import descriptor as read_descriptor
 from tpuforge.paths import parse_json, read_regular, write_atomic
+from tpuforge.registry import attached
 
 CYCLONEDX = "application/vnd.cyclonedx+json"
 SPDX = "application/spdx+json"
@@ -178,7 +179,7 @@ def read_index(data: bytes, where: str) -> list[tuple[str, int]]:
         body = parse_json(data)
         if body["mediaType"] != INDEX:
             raise ValueError(f"it is of the type {body['mediaType']}")
-        listed = [read_descriptor(one) for one in body["manifests"]]
+        listed = [read_descriptor(one) for one in attached(data)]
         return [(one.digest, one.size) for one in listed]
     except (ValueError, KeyError, TypeError) as error:
         raise _bad(where, f"it is no index: {type(error).__name__}: {error}") from error
