@@ -201,6 +201,19 @@ def test_variables_and_folders_of_the_caller_do_not_reach_the_environment(
     assert "Beautiful is better than ugly" in done.stdout
 
 
+def test_a_user_without_a_home_gets_one(checkout: Path) -> None:
+    _stand_in(checkout, '#!/bin/sh\necho "home $HOME"\n')
+    code = (
+        "import os, pwd, runpy, sys; del os.environ['HOME']; pwd.getpwuid = {}.__getitem__; "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, str(checkout / "forge"), "bake"]
+    env = {**os.environ, "HOME": "/somewhere"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "home /\n", done.stderr
+    assert forge(checkout, "bake", HOME="/somewhere").stdout == "home /somewhere\n"
+
+
 @pytest.mark.parametrize("closing", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_open_again_for_what_is_run(checkout: Path, closing: str) -> None:
     _stand_in(checkout, '#!/bin/sh\nls -l /proc/$$/fd >"$0.seen"\nexit 7\n')
