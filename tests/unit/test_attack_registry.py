@@ -18,6 +18,7 @@ from tpuforge import layout as oci
 from tpuforge.console import Progress
 from tpuforge.distribution import Access, Client, TransientError
 from tpuforge.errors import Exit, ForgeError
+from tpuforge.images import pull
 from tpuforge.registry import Reference, Registry
 from tpuforge.release import bill, referrers
 
@@ -236,6 +237,23 @@ def test_nesting_without_end_is_no_mistake_of_ours(server: Hostile, tmp_path: Pa
     server.answer = lambda request: answer(DEEP, "403 Forbidden")
     with pytest.raises(ForgeError, match="wants credentials"):
         Client(server.address, "x", Access()).manifest("latest")
+
+
+@pytest.mark.parametrize(
+    ("tag", "version", "name"),
+    [
+        ("mine", "1.0", "mine"),
+        ("", "1.0", "1.0"),
+        ("", "1.0+cpu", HEX[:12]),
+        ("", "", HEX[:12]),
+        ("", "x\n --privileged", HEX[:12]),
+    ],
+)
+def test_the_name_of_a_strangers_image_in_the_engine(tag: str, version: str, name: str) -> None:
+    blob = oci.Blob(f"sha256:{HEX}", 1, "x")
+    labels = {"org.opencontainers.image.version": version}
+    ref = Reference("a.example", "x", tag, blob.digest)
+    assert pull._name(ref, oci.Image(blob, blob, (), labels, {})) == f"a.example/x:{name}"
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>sign in to the network</html>", b"\0" * 99])

@@ -7,6 +7,7 @@ every byte of it is checked. What of it this machine has already is not taken ag
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import threading
@@ -110,8 +111,11 @@ def _seeds(own: Path) -> list[Path]:
 def _name(ref: Reference, image: oci.Image) -> str:
     """What the image is called in the engine: its tag, else its version, else its digest."""
     version = image.labels.get("org.opencontainers.image.version", "")
-    tag = ref.tag or version or ref.digest.removeprefix("sha256:")[:12]
-    return str(ref.at_tag("").checked_tag(tag))
+    # a stranger's version may be no tag, such as 1.0+cpu
+    for tag in (ref.tag, version):
+        with contextlib.suppress(ForgeError):
+            return str(ref.checked_tag(tag))
+    return str(ref.at_tag(ref.digest.removeprefix("sha256:")[:12]))
 
 
 def _run_line(name: str, labels: Mapping[str, str], private_host: str) -> str:
