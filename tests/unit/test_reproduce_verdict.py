@@ -12,7 +12,9 @@ import pytest
 
 from reproduce_support import image, layer
 from tpuforge import layout as oci
+from tpuforge.errors import ForgeError
 from tpuforge.images import reproduce
+from tpuforge.images.context import Target
 from tpuforge.images.reproduce import Way
 
 SLUG = "runtime-py311"
@@ -93,7 +95,9 @@ def test_the_finished_image_of_the_same_inputs_has_to_agree(
     assert "opt/x: content" in data["differences"][0]
 
 
-def test_all_is_what_was_baked_here_from_the_locks(tmp_path: Path, rebuilds: Rebuilds) -> None:
+def test_all_is_what_was_baked_here_from_the_locks(
+    tmp_path: Path, rebuilds: Rebuilds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rebuilds(b"1", b"1")
     common = {
         "schema": "tpuforge.image/1",
@@ -112,6 +116,18 @@ def test_all_is_what_was_baked_here_from_the_locks(tmp_path: Path, rebuilds: Reb
         (tmp_path / "images" / slug / "image.json").write_text(json.dumps(common | more))
     (tmp_path / "images" / "half" / "image.json").write_text("{")
     assert [one["image"] for one in reproduce.baked()] == ["builder", "runtime"]
+    # one that cannot be baked does not cost the others
+    works = reproduce.rebuild
+
+    def fails(target: Target, *rest: Any) -> tuple[Way, dict[str, Any], float]:
+        if target.image == "builder":
+            raise ForgeError("no bazelisk")
+        return works(target, *rest)
+
+    monkeypatch.setattr(reproduce, "rebuild", fails)
+    code, data = run(tmp_path, "--all", "--times", "2")
+    assert (code, [one["equal"] for one in data["images"]]) == (2, [2])
+    assert [error["found"] for error in data["failed"].values()] == ["no bazelisk"]
     shutil.rmtree(tmp_path / "images" / "builder")
     code, data = run(tmp_path, "--all", "--times", "2")
     assert code == 0

@@ -439,18 +439,33 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         )
     targets = _targets(options)
     engine = ensure_engine(progress)
-    all_data = []
+    all_data: list[dict[str, Any]] = []
+    failed: dict[str, ForgeError] = {}
     for target in targets:
-        with exclusive(f"reproduce-{target.slug}", lambda who: progress.note(f"waiting for {who}")):
-            all_data.append(reproduce(target, options.times, engine, progress))
-    data = all_data[0] if not options.all else {"images": all_data}
+        try:
+            with exclusive(
+                f"reproduce-{target.slug}", lambda who: progress.note(f"waiting for {who}")
+            ):
+                all_data.append(reproduce(target, options.times, engine, progress))
+        except ForgeError as error:
+            if not options.all or error.exit_code == Exit.INTERRUPTED:
+                raise
+            # hours may have gone into the others
+            failed[target.name] = error
+            progress.note(f"{target.name}: {error.found}", loud=True)
+    errors = {name: error.as_dict() for name, error in failed.items()}
+    data = {"images": all_data, "failed": errors} if options.all else all_data[0]
     text = "\n".join(line for one in all_data for line in _lines(one))
     bad = [one["name"] for one in all_data if one["differences_in_all"]]
-    if bad:
-        summary = f"not reproducible: {', '.join(bad)}"
-        return Outcome("done", summary, data, exit_code=Exit.FAULT, text=text)
-    said = ", ".join(f"{one['name']}, {one['digests'][0]}" for one in all_data)
-    return Outcome("done", f"{options.times} of {options.times} agree: {said}", data, text=text)
+    good = [f"{one['name']}, {one['digests'][0]}" for one in all_data if one["name"] not in bad]
+    parts = [
+        (f"not reproducible: {', '.join(bad)}", bad),
+        (f"no bakes to compare of {', '.join(failed)}", failed),
+        (f"{options.times} of {options.times} agree: {', '.join(good)}", good),
+    ]
+    code = Exit.FAULT if bad else Exit.CANNOT if failed else Exit.OK
+    summary = "; ".join(said for said, there in parts if there)
+    return Outcome("done", summary, data, exit_code=code, text=text)
 
 
 def against(options: argparse.Namespace, progress: Progress) -> Outcome:
