@@ -522,8 +522,8 @@ def _mmdebstrap(
             + (
                 ""
                 if root
-                else "; user namespaces may be off here: run it as root, or bake with "
-                "--base docker-image://NAME@sha256:…"
+                else "; a user needs user namespaces, and lines of their own in /etc/subuid and "
+                "/etc/subgid: run it as root, or bake with --base docker-image://NAME@sha256:…"
             ),
         )
     return target
