@@ -25,6 +25,7 @@ def record(layout: Path, key: str = "k") -> dict[str, Any]:
     return {
         "schema": "tpuforge.image/1",
         "manifest_digest": oci.read_image(layout).manifest.digest,
+        "inputs": {"smoke/": "1"},
         "key": key,
     }
 
@@ -76,6 +77,25 @@ def test_one_that_differs_is_found_named_and_kept(tmp_path: Path, rebuilds: Rebu
     # the first, and the first that differs; a disk would not hold ten of them
     kept = {path.name for path in Path(data["kept"]).iterdir()}
     assert kept == {"out-1", "out-3"}
+
+
+def test_a_checkout_that_changes_meanwhile_proves_nothing(
+    tmp_path: Path, rebuilds: Rebuilds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuilds(b"1", b"2")
+    works = reproduce.rebuild
+
+    def edited(target: Target, top: Path, number: int, *rest: Any) -> tuple[Way, Any, float]:
+        way, made, spent = works(target, top, number, *rest)
+        return way, {**made, "inputs": {"smoke/": str(number)}}, spent
+
+    monkeypatch.setattr(reproduce, "rebuild", edited)
+    assert reproduce.main(["--times", "2"]) == 2
+    found = json.loads((tmp_path / "results" / "reproduce.json").read_text())["error"]["found"]
+    assert found == f"smoke/ changed while {SLUG} was being baked"
+    # what changed and made no difference is no fault
+    rebuilds(b"1", b"1")
+    assert run(tmp_path, "--times", "2")[0] == 0
 
 
 def test_the_finished_image_of_the_same_inputs_has_to_agree(

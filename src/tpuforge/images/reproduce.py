@@ -325,7 +325,7 @@ def reproduce(
         that differ, or null).
 
     Raises:
-        ForgeError: If a bake fails.
+        ForgeError: If a bake fails, or what it bakes from changes meanwhile.
     """
     top = out_dir() / "reproduce" / target.slug
     shutil.rmtree(top, ignore_errors=True)
@@ -333,11 +333,15 @@ def reproduce(
     rebuilds: list[dict[str, Any]] = []
     layouts: list[Path] = []
     finished = ""
+    inputs: dict[str, Any] = {}
+    moved: set[str] = set()
     for number in range(1, times + 1):
         way, record, spent = rebuild(target, top, number, engine, progress)
         digest = record["manifest_digest"]
         told = {"digest": digest, "seconds": round(spent, 1), "differs_in": list(way.told)}
         rebuilds.append(told)
+        inputs = inputs or record["inputs"]
+        moved |= {name for name, value in record["inputs"].items() if inputs.get(name) != value}
         if number == 1:
             finished = _finished(target, record)
         layout = top / way.folder / "images" / target.slug / "oci"
@@ -352,6 +356,13 @@ def reproduce(
     if len(layouts) == 1 and finished and finished != digests[0]:
         layouts.append(target.finished / "oci")
     found = list(compare(*layouts)) if len(layouts) > 1 else []
+    if found and moved:
+        shutil.rmtree(top)
+        raise ForgeError(
+            f"{', '.join(sorted(moved))} changed while {target.slug} was being baked",
+            expected="a checkout that stays as it is until the last rebuild",
+            mend="run the same command again, and leave the checkout alone meanwhile",
+        )
     data = {
         "name": target.name,
         "digests": digests,
