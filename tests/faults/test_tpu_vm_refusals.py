@@ -342,6 +342,12 @@ def test_a_cache_that_cannot_be_had_is_said_and_not_fatal(root: Path, quick: Pat
 
 def test_a_result_that_cannot_be_written_is_2(root: Path, quick: Path) -> None:
     clients = Clients(quick, here=True)
+    # what is no file stays what it is
+    (root / "nothing").symlink_to("/dev/null")
+    assert (
+        run("--check", "--json", str(root / "nothing"), root=root, clients=clients).returncode == 0
+    )
+    assert (root / "nothing").is_symlink() and not (root / "nothing.part").exists()
     done = run("--json", str(root / "no" / "where"), IMAGE, root=root, clients=clients)
     assert done.returncode == 2
     assert "No such file or directory" in done.stderr
