@@ -100,9 +100,9 @@ def link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def private_out(folder: Path, out: Path, *, base: bool = True) -> Path:
+def private_out(folder: Path, out: Path) -> Path:
     """An out folder with the wheels and the base of another one, and nothing baked."""
-    for name in ("wheelhouse", "debs", *(("base",) if base else ())):
+    for name in ("wheelhouse", "debs", "base"):
         for path in (out / name).rglob("*"):
             # a log is written in place: its other name would change with it
             if path.is_file() and ".partial" not in path.parts and path.suffix != ".log":

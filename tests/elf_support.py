@@ -286,12 +286,12 @@ def module(name: str, torch: str, python: str = "3.11", **more: object) -> bytes
     return make_elf(**{**settings, **more})  # type: ignore[arg-type]
 
 
-def glue(torch: str, python: str = "3.11") -> dict[str, bytes]:
+def glue(torch: str) -> dict[str, bytes]:
     """The glue of one torch, such as ``2_13_0``."""
     return {
         f"torch_tpu/csrc/common/glue_{torch}/libpywrap_{torch}_common.so": common(torch),
-        f"torch_tpu/_internal/env_{torch}.so": module("env", torch, python),
-        f"torch_tpu/_internal/testing_{torch}.so": module("testing", torch, python),
+        f"torch_tpu/_internal/env_{torch}.so": module("env", torch),
+        f"torch_tpu/_internal/testing_{torch}.so": module("testing", torch),
     }
 
 
@@ -322,17 +322,17 @@ def torch_tpu_wheel() -> WheelFixture:
     return made
 
 
-def libtpu_wheel(version: str = "0.0.7") -> WheelFixture:
+def libtpu_wheel() -> WheelFixture:
     """A wheel of libtpu in small: its library exports what a PJRT plugin does, without code."""
-    made = WheelFixture(name="libtpu", version=version)
+    made = WheelFixture(name="libtpu", version="0.0.7")
     made.files = {
         "libtpu/__init__.py": b"",
         "libtpu/libtpu.so": make_elf(exports=("GetPjrtApi", "other"), wants=GLIBC),
         "libtpu/LICENSE": b"Terms.\n",
         f"{made.dist_info}/METADATA": (
-            f"Metadata-Version: 2.4\nName: libtpu\nVersion: {version}\n"
-            "License: Terms\nRequires-Python: >=3.11\n"
-        ).encode(),
+            b"Metadata-Version: 2.4\nName: libtpu\nVersion: 0.0.7\n"
+            b"License: Terms\nRequires-Python: >=3.11\n"
+        ),
         f"{made.dist_info}/WHEEL": (
             b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-manylinux_2_31_x86_64\n"
         ),

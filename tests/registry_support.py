@@ -78,9 +78,9 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
     return folder / "ca.crt", folder / "own.crt", folder / "own.key"
 
 
-def write_authfile(path: Path, address: str, user: str = USER, password: str = PASSWORD) -> Path:
+def write_authfile(path: Path, address: str, password: str = PASSWORD) -> Path:
     """A file of credentials as ``docker login`` writes it."""
-    word = base64.b64encode(f"{user}:{password}".encode()).decode()
+    word = base64.b64encode(f"{USER}:{password}".encode()).decode()
     path.write_text(json.dumps({"auths": {address: {"auth": word}}}))
     path.chmod(0o600)
     return path

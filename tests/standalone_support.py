@@ -26,32 +26,25 @@ _FOLDERS = ("collections", "concurrent", "ctypes", "encodings", "importlib", "js
 _DYNAMIC = re.compile(r"_(struct|hashlib|json|ctypes|opcode|random|sha.*)\..*\.so|math\..*\.so")
 
 
-def make_build(folder: Path, *, program: bytes | None = None) -> Path:
-    """Write the build into a folder; with other bytes than a Python's in its place, if given."""
+def make_build(folder: Path) -> Path:
+    """Write the build into a folder."""
     library = Path(os.__file__).parent
     real = Path(sys.executable).resolve()
     needed = [
         Path(form[1])
-        for form in re.finditer(
-            r"=> (/\S+)",
-            call(["ldd", real], check=True).stdout,
-        )
+        for form in re.finditer(r"=> (/\S+)", call(["ldd", real], check=True).stdout)
         if not _LIBC.match(Path(form[1]).name)
     ]
     inner = f"python/lib/python{SHORT}"
-    if program is None:
-        program = real.read_bytes()
+    program = real.read_bytes()
     path = folder / FILE
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
         if needed:
             home = f"/usr/local/lib/python{SHORT}/machine"
             for one in [real, *needed]:
                 _put(tar, f"{inner}/machine/{one.name}", one.read_bytes(), 0o755)
-            program = (
-                f'#!/bin/sh\nLD_LIBRARY_PATH={home} exec {home}/{real.name} "$@"\n'.encode()
-                if program == real.read_bytes()
-                else program
-            )
+            line = f'#!/bin/sh\nLD_LIBRARY_PATH={home} exec {home}/{real.name} "$@"\n'
+            program = line.encode()
         _put(tar, f"python/bin/python{SHORT}", program, 0o755)
         _put(tar, "python/bin/pip3", b"#!/bin/sh\n", 0o755)
         _put(tar, "python/include/Python.h", b"", 0o644)
@@ -75,9 +68,10 @@ def _put(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
     tar.addfile(entry, io.BytesIO(data))
 
 
-def pins_with(text: str, sha256: str, url: str = f"https://release.example/{FILE}") -> str:
+def pins_with(text: str, sha256: str) -> str:
     """The pins, with this build instead of theirs, and a base that carries it."""
     table = f'[python.standalone."{SHORT}"]\nversion = "{VERSION}"\n'
+    url = f"https://release.example/{FILE}"
     text, count = PINNED.subn(f'{table}url = "{url}"\nsha256 = "{sha256}"\n', text)
     assert count == 1
     text = text.replace('python = "3.12"\n', f'python = "{SHORT}"\n')

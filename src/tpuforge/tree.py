@@ -44,7 +44,6 @@ class Image:
         description: What it is for, in one line.
         flavour: The lock that it is made from; empty if the bake chooses it, or there is none.
         wheels: Whether it holds wheels.
-        child: Whether it stands on the packages of another flavour.
         compressed: The most that its blobs may come to, in bytes.
         unpacked: The most that its files may come to, in bytes.
     """
@@ -54,7 +53,6 @@ class Image:
     description: str
     flavour: str
     wheels: bool
-    child: bool
     compressed: int
     unpacked: int
 
@@ -81,7 +79,6 @@ def images(folder: Path) -> dict[str, Image]:
                 labels["org.opencontainers.image.description"],
                 "" if flavour == "FLAVOUR" else flavour,
                 stack is not None,
-                stack == "child",
                 budget(labels, "compressed"),
                 budget(labels, "unpacked"),
             )

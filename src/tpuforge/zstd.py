@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
-from collections.abc import Callable
 from typing import BinaryIO
 
 from tpuforge.errors import Exit, ForgeError
@@ -52,19 +51,15 @@ class Reader(io.RawIOBase):
 
     Args:
         source: The compressed bytes; the caller closes it.
-        on_source: Given every compressed chunk as it is read, to hash or count it.
 
     Raises:
         ForgeError: While reading, if the stream is damaged or cut short; exit code 1.
     """
 
-    def __init__(
-        self, source: BinaryIO, on_source: Callable[[bytes], object] | None = None
-    ) -> None:
+    def __init__(self, source: BinaryIO) -> None:
         self._zstd = _library()
         self._stream = self._zstd.ZSTD_createDStream()
         self._source = source
-        self._on_source = on_source
         self._chunk = b""
         self._in = _Buffer(None, 0, 0)
         self._room = ctypes.create_string_buffer(_CHUNK)
@@ -108,8 +103,6 @@ class Reader(io.RawIOBase):
                     if self._hint:
                         raise _damaged("it ends too early")
                     return b""
-                if self._on_source is not None:
-                    self._on_source(self._chunk)
                 # the chunk stays referenced by self for as long as the library may read it
                 pointer = ctypes.cast(ctypes.c_char_p(self._chunk), ctypes.c_void_p)
                 self._in = _Buffer(pointer, len(self._chunk), 0)
