@@ -163,7 +163,7 @@ def test_a_tag_alone_is_not_pulled_but_told(out: Path, guarded: RealRegistry) ->
     [
         (["--to", "runtime"], "does not begin with a registry"),
         (["--to", "localhost:5000/x", "--tag", "a b"], "cannot be a tag"),
-        (["--to", "localhost:5000/x", "--image", "../x"], "is not baked here"),
+        (["--to", "localhost:5000/x", "--image", "../x"], "was not baked here"),
         (["--to", "localhost:5000/x", "--gzip"], "no gzip twin"),
         (["--to", "localhost:5000/x", "--ca", "/nowhere"], "there is no such file"),
         (["--to", "localhost:5000/x", "--all", "--image", "runtime"], "--all was given with"),

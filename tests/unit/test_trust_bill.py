@@ -281,4 +281,4 @@ def test_an_image_that_is_not_here(tmp_path: Path) -> None:
     toy = make(tmp_path)
     shutil.rmtree(toy.folder)
     error = toy.about("sbom", code=2)["error"]
-    assert "there is no finished image toy-py311" in error["found"]
+    assert "the image toy-py311 was not baked here" in error["found"]

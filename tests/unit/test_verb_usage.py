@@ -88,7 +88,7 @@ def test_an_image_a_python_or_a_flavour_that_does_not_exist(
     for option, value in (("--image", "nonsense"), ("--python", "9.9"), ("--flavour", "nonsense")):
         if option in options:
             error = refused(verb, [*NEEDED.get(verb, []), option, value], capfd)
-            unbaked = option == "--flavour" and "no finished image" in error["found"]
+            unbaked = option == "--flavour" and "was not baked here" in error["found"]
             assert unbaked or value in f"{error['found']}, {error['expected']}"
 
 

@@ -22,7 +22,7 @@ from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import exclusive, out_dir, read_json, write_json
 from tpuforge.pins import load
-from tpuforge.records import read_record
+from tpuforge.records import not_baked, read_record
 from tpuforge.registry import (
     Copied,
     Reference,
@@ -95,10 +95,7 @@ def choose(options: argparse.Namespace) -> list[str]:
             return [slug]
     words = f" --image {image}" if options.image else ""
     words += f" --python {options.python}" if options.python else ""
-    raise _none(
-        f"the image {slugs[0]} is not baked here",
-        f"./forge bake{words}; what is baked here: ./forge images",
-    )
+    raise not_baked(slugs[0], f"./forge bake{words}")
 
 
 def _none(found: str, mend: str) -> ForgeError:

@@ -13,7 +13,7 @@ from tpuforge import layout as oci
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import out_dir
 from tpuforge.pins import Pins
-from tpuforge.records import read_record
+from tpuforge.records import not_baked, read_record
 
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _MOST_SHOWN = 100
@@ -201,12 +201,7 @@ def load(slug: str) -> Baked:
             exit_code=Exit.FAULT,
         )
     if record is None:
-        others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))
-        raise ForgeError(
-            f"there is no finished image {slug}",
-            expected=f"one of those that are baked here: {others or 'none'}",
-            mend=f"name one of them, or {mend}" if others else mend,
-        )
+        raise not_baked(slug, mend)
     image = oci.read_image(folder / "oci")
     if image.manifest.digest != record["manifest_digest"]:
         raise ForgeError(

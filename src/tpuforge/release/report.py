@@ -21,6 +21,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.health_report import TIERS
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_atomic, write_json
 from tpuforge.pins import load
+from tpuforge.records import not_baked
 from tpuforge.verb import Outcome, parser, run_verb
 
 REPORT_SCHEMA = "tpuforge.report/1"
@@ -307,13 +308,7 @@ def read_image(folder: Path, slug: str, flavour: str | None) -> dict[str, Any]:
     """
     record: Any = read_json(folder / "image.json")
     if record is None:
-        others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))
-        raise ForgeError(
-            f"nothing to report: the image {slug} was not baked",
-            expected=f"one of the baked images: {others}" if others else f"{folder / 'image.json'}",
-            mend=("name one of them, or " if others else "")
-            + "./forge bake, then ./forge smoke and ./forge report",
-        )
+        raise not_baked(slug, "./forge bake, then ./forge smoke and ./forge report")
     if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
         bad = ["schema"]
     else:

@@ -40,6 +40,7 @@ from tpuforge.paths import (
 )
 from tpuforge.pins import load
 from tpuforge.process import Completed, clean_env, run
+from tpuforge.records import not_baked
 
 IMAGE_SCHEMA = "tpuforge.image/1"
 ENGINE_SCHEMA = "tpuforge.engine/1"
@@ -248,12 +249,7 @@ def baked(options: argparse.Namespace) -> Subject:
     for option, value in (("--image", options.image), ("--python", options.python)):
         mend += f" {option} {value}" if value else ""
     if record is None:
-        others = ", ".join(sorted(path.parent.name for path in folder.parent.glob("*/image.json")))
-        raise ForgeError(
-            f"the image {name} was not baked",
-            expected=f"one of the baked images: {others}" if others else f"{folder / 'image.json'}",
-            mend=f"name one of them, or {mend}" if others else mend,
-        )
+        raise not_baked(name, mend)
     if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
         bad = ["schema"]
     else:
