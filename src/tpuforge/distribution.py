@@ -52,6 +52,8 @@ _CHUNK = 1 << 18
 _LARGEST_MANIFEST = 4 << 20
 _LARGEST_ANSWER = 1 << 20
 _FULL = (413, 507)
+# what may stand in a header (RFC 6750)
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
@@ -590,7 +592,7 @@ class Client:
         """
         url = f"{self._url}/blobs/uploads/"
         with self._ask("POST", url, {"Content-Length": "0"}, b"", scope="pull,push") as answer:
-            place = urllib.parse.urljoin(url, answer.headers.get("Location") or "")
+            place = self._led(url, answer.headers.get("Location") or "")
         _safe(place, self.host, plain=self.plain)
         place += f"{'&' if '?' in place else '?'}{urllib.parse.urlencode({'digest': digest})}"
         headers = {
@@ -602,6 +604,15 @@ class Client:
             length = source.stat().st_size
             with self._ask("PUT", place, headers, body, scope="pull,push", size=length):
                 pass
+
+    def _led(self, url: str, told: str) -> str:
+        """Where a registry leads to from an address, once that is one."""
+        try:
+            place = urllib.parse.urljoin(url, told)
+            _origin(place)
+        except ValueError as error:
+            raise self._unreachable(error) from error
+        return place
 
     def _is_own(self, url: str) -> bool:
         """Whether an address is the registry's own."""
@@ -685,7 +696,7 @@ class Client:
         except urllib.error.HTTPError as error:
             with error:
                 raise self._judge(error) from error
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             raise self._unreachable(error) from error
         with answer:
             yield answer
@@ -727,6 +738,13 @@ class Client:
             )
         if isinstance(reason, ForgeError):
             return reason
+        if isinstance(reason, ValueError) and not isinstance(reason, OSError):
+            # an address or a header out of what it said itself
+            return ForgeError(
+                f"the registry {self.host} leads to an address that is none ({reason})",
+                expected="an address of the web",
+                mend="ask who runs the registry",
+            )
         return TransientError(f"{self.host}: {redact(str(reason) or type(reason).__name__)}")
 
     def _refused(self, status: int, why: str) -> ForgeError:
@@ -745,7 +763,7 @@ class Client:
         raise self._refused(challenge.status, challenge.why)
 
     def _token(self, asked: dict[str, str], scope: str) -> str:
-        realm = asked.get("realm", "")
+        realm = self._led("", asked.get("realm", ""))
         if not realm.startswith(("https://", "http://") if self.plain else "https://"):
             raise ForgeError(
                 f"the registry {self.host} wants credentials sent to {redact(realm) or '?'}",
@@ -769,7 +787,10 @@ class Client:
         try:
             with self._open(request) as answer:
                 given = parse_json(_read(answer, _LARGEST_ANSWER))
-            return str(given.get("token") or given["access_token"])
+            token = str(given.get("token") or given["access_token"])
+            if not _TOKEN.fullmatch(token):
+                raise ValueError("it is none")
+            return token
         except _ChallengeError as error:
             raise self._refused(error.status, error.why) from None
         except (ValueError, KeyError, AttributeError) as error:

@@ -304,6 +304,36 @@ def test_a_blob_is_sent_to_no_address_but_of_the_web(
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("place", ["http://[::", f"http://{'a' * 300}.b/x"])
+def test_an_address_that_is_none_is_no_mistake_of_ours(
+    server: Hostile, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "blob").write_bytes(b"blob")
+    client = Client(server.address, "x", Access())
+    server.answer = lambda request: answer(b"", "202 Accepted", f"Location: {place}")
+    with pytest.raises(ForgeError, match="an address that is none"):
+        client.put_blob(named(b"blob"), tmp_path / "blob")
+    server.answer = lambda request: answer(b"", "307 Temporary Redirect", f"Location: {place}")
+    with pytest.raises(ForgeError, match="an address that is none"):
+        client.manifest("latest")
+    realm = f'WWW-Authenticate: Bearer realm="{place}"'
+    server.answer = lambda request: answer(b"", "401 Unauthorized", realm)
+    with pytest.raises(ForgeError, match="an address that is none"):
+        client.manifest("latest")
+
+
+@pytest.mark.parametrize("token", ["a\r\nX: y", "\u2028", ""])
+def test_a_token_that_cannot_stand_in_a_header_is_none(server: Hostile, token: str) -> None:
+    realm = f'WWW-Authenticate: Bearer realm="http://{server.address}/token"'
+    server.answer = lambda request: (
+        answer(json.dumps({"token": token, "access_token": token}).encode())
+        if "GET /token" in request
+        else answer(b"", "401 Unauthorized", realm)
+    )
+    with pytest.raises(TransientError, match="no token came"):
+        Client(server.address, "x", Access()).manifest("latest")
+
+
 def test_a_token_goes_to_no_address_without_tls(tmp_path: Path) -> None:
     client = Client("a.example", "x", logged_in(tmp_path, "a.example"))
     assert client._is_own("https://a.example/v2/x/blobs/uploads/1")
