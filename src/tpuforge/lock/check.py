@@ -135,66 +135,78 @@ def _judge_all(options: argparse.Namespace, progress: Progress) -> Outcome:
         # what the verbs after this one refuse is refused at once
         tree.image(ROOT / "images", options.image)
     chosen = _chosen(pins, options.flavour, options.python)
-    faults: list[Fault] = []
     everything = list(dict.fromkeys([*chosen, *existing(pins)]))
-    sound: dict[tuple[str, str], list[Locked]] = {}
-    for target in everything:
+    conflicts = load_conflicts(pins)
+    sound, faults = _from_files(pins, everything, conflicts)
+    proofs = _Proofs(pins)
+    due = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
+    unjudged = _prove(pins, due, proofs, faults, progress)
+    if options.flavour == "all" and not unjudged:
+        unjudged = _ask_conflicts(pins, conflicts, proofs, faults, progress, again=options.again)
+    faults = list(dict.fromkeys(faults))
+    data: dict[str, Any] = {
+        "locks": [_row(target, sound.get(target), proofs.of(*target)) for target in everything],
+        "faults": [asdict(fault) for fault in faults],
+    }
+    lines, notes = [fault.line for fault in faults], []
+    if unjudged:
+        data["not_judged"] = unjudged
+        notes.append(f"lock freshness not judged: {unjudged}")
+        lines.append(f"freshness not judged: {unjudged}")
+    names, code, unchanged = _names(chosen), Exit.OK, False
+    if faults:
+        summary = f"{len(faults)} fault(s) in {len({fault.file for fault in faults})} file(s)"
+        code = Exit.FAULT
+    elif unjudged:
+        summary = "complete, clean and in step with the pins; freshness not judged"
+        code = Exit.CANNOT
+    elif due:
+        summary = f"{names}: fresh, complete and free of CUDA"
+    else:
+        oldest = min(str(proofs.of(*target)["proven"]) for target in chosen)
+        summary = f"{names}: no input, pin or lock changed since the proof of {oldest}"
+        unchanged = True
+    return Outcome(
+        "unchanged" if unchanged else "done", summary, data, notes, code, "\n".join(lines)
+    )
+
+
+def _from_files(
+    pins: Pins, locks: Sequence[tuple[str, str]], conflicts: Sequence[Conflict]
+) -> tuple[dict[tuple[str, str], list[Locked]], list[Fault]]:
+    """Judge everything but freshness: the locks that are sound, with what they hold; the faults."""
+    faults: list[Fault] = []
+    sound = {}
+    for target in locks:
         found = judge(pins, *target)
         faults += found
         if not found:
             sound[target] = read_lock(lock_path(*target))
     faults += _consistent(pins, sound)
     for python in pins.pythons:
-        faults += _table(pins, python, everything)
+        faults += _table(pins, python, locks)
     faults += _orphans(pins)
-    conflicts = load_conflicts(pins)
-    faults += [
-        _compatible(conflict, why)
-        for conflict in conflicts
-        if (why := _over(conflict, existing(pins)))
-    ]
-    faults += _exceptions(sound)
-    proofs = _Proofs(pins)
-    rows: list[dict[str, Any]] = []
-    notes: list[str] = []
-    due = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
-    unjudged = _prove(pins, due, proofs, faults, progress)
-    if options.flavour == "all" and not unjudged:
-        unjudged = _ask_conflicts(pins, conflicts, proofs, faults, progress, again=options.again)
-    faults = list(dict.fromkeys(faults))
-    for flavour, python in everything:
-        proof = proofs.of(flavour, python)
-        rows.append(
-            {
-                "flavour": flavour,
-                "python": python,
-                "file": f"lock/{lock_path(flavour, python).name}",
-                "packages": len(sound[flavour, python]) if (flavour, python) in sound else None,
-                "sound": (flavour, python) in sound,
-                "fresh": bool(proof),
-                "proof": proof,
-            }
-        )
-    data: dict[str, Any] = {"locks": rows, "faults": [asdict(fault) for fault in faults]}
-    lines = [fault.line for fault in faults]
-    if unjudged:
-        data["not_judged"] = unjudged
-        notes.append(f"lock freshness not judged: {unjudged}")
-        lines.append(f"freshness not judged: {unjudged}")
-    text = "\n".join(lines)
-    if faults:
-        files = len({fault.file for fault in faults})
-        summary = f"{len(faults)} fault(s) in {files} file(s)"
-        return Outcome("done", summary, data, notes, Exit.FAULT, text)
-    if unjudged:
-        summary = "complete, clean and in step with the pins; freshness not judged"
-        return Outcome("done", summary, data, notes, Exit.CANNOT, text)
-    names = _names(chosen)
-    if due:
-        return Outcome("done", f"{names}: fresh, complete and free of CUDA", data, notes)
-    oldest = min(str(proofs.of(*target)["proven"]) for target in chosen)
-    summary = f"{names}: no input, pin or lock changed since the proof of {oldest}"
-    return Outcome("unchanged", summary, data, notes)
+    for conflict in conflicts:
+        # nothing is over where the lock in question is not there
+        why = over(conflict) if (conflict.against, conflict.python) in existing(pins) else ""
+        faults += [_compatible(conflict, why)] if why else []
+    return sound, faults + _exceptions(sound)
+
+
+def _row(
+    target: tuple[str, str], packages: Sequence[Locked] | None, proof: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the result says of a lock."""
+    flavour, python = target
+    return {
+        "flavour": flavour,
+        "python": python,
+        "file": f"lock/{lock_path(flavour, python).name}",
+        "packages": None if packages is None else len(packages),
+        "sound": packages is not None,
+        "fresh": bool(proof),
+        "proof": proof,
+    }
 
 
 def _chosen(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[str, str]]:
@@ -204,11 +216,6 @@ def _chosen(pins: Pins, flavour: str | None, python: str | None) -> list[tuple[s
     asked = targets(pins, flavour or pins.default_flavour, python or pins.default_python)
     beside = [(name, asked[0][1]) for name in _BESIDE if name in flavours(pins)]
     return list(dict.fromkeys([*asked, *beside]))
-
-
-def _over(conflict: Conflict, locks: Sequence[tuple[str, str]]) -> str:
-    """Why a conflict is over; nothing where the lock in question is not there."""
-    return over(conflict) if (conflict.against, conflict.python) in locks else ""
 
 
 def _compatible(conflict: Conflict, why: str) -> Fault:
