@@ -49,8 +49,8 @@ _KEPT = (
 )
 # schemes and names are short: without a bound, one long line of a linker would take minutes
 _URL = re.compile(r"[a-z][a-z0-9+.-]{0,30}://[^\s'\"<>]+", re.IGNORECASE)
-# a password may hold @, and a careless one a slash; host:8080/path@v1 has none
-_USERINFO = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+(?:/|$))\S*@)")
+# a password may hold @, and a careless one a slash; host:8080/path@v1 and name@sha256: have none
+_USERINFO = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+(?:/|$))\S*@)(?!sha256:)")
 _QUERY = re.compile(r"(?<=[?&])([\w.~%-]+=)[^&#]+")
 _SECRET = re.compile(
     r"(?P<name>(?:authorization|password|passwd|token|secret|api[-_]?key)\S{0,99}?\s*[=:]\s*)"

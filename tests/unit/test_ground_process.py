@@ -152,6 +152,7 @@ def test_harmless_text_is_left_alone() -> None:
         "https://example.org/torch_tpu@v0.2.0",
         "https://example.org:8080/torch_tpu@v0.2.0",
         "oci-layout:///out/base@sha256:00",
+        "docker-image://debian:bookworm@sha256:00 docker-image://NAME@sha256:…",
     ):
         assert process.redact(text) == text
 
