@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
-from tpuforge.console import Progress, duration, guard_streams, lost_output, print_error
+from tpuforge.console import Progress, duration, guard_streams, lost_output, print_error, visible
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import json_text, out_dir, write_json
 from tpuforge.process import redact
@@ -200,10 +200,10 @@ def _run(
     _leave(name, verb, record, started, clock, as_json=options.json)
     if not options.json:
         if outcome.text:
-            print(outcome.text)
+            print(visible(outcome.text))
         spent = duration(time.monotonic() - clock)
         word = "nothing to do" if outcome.status == "unchanged" else "done"
-        print(f"{verb}: {word} in {spent}: {outcome.summary}", flush=True)
+        print(f"{verb}: {word} in {spent}: {visible(outcome.summary)}", flush=True)
     return outcome.exit_code
 
 
