@@ -32,6 +32,14 @@ def test_a_capability_of_a_file_counts(tmp_path: Path) -> None:
     assert "layer 1" in line and ": a: extended attributes {} and " in line
 
 
+def test_a_path_cannot_write_lines_of_its_own(tmp_path: Path) -> None:
+    name = "a\n3 of 3 agree\x1b[2J"
+    one, two = (image(tmp_path / n, layer({name: n.encode()})) for n in ("1", "2"))
+    found = list(compare(one, two))
+    for line in (*(item.text for item in found), *look_into(one, two, found)):
+        assert line.isprintable() and "a 3 of 3 agree\\x1b[2J: " in line
+
+
 def test_the_config_is_named_down_to_the_entry(tmp_path: Path) -> None:
     same = layer({"a": b"1"})
     one = image(tmp_path / "1", same, labels={"x": "1", "y": "1"})

@@ -115,6 +115,14 @@ def test_a_report_cannot_write_lines_of_its_own_into_the_verdict(toy: Toy) -> No
     assert _health(toy, code=1)["detail"].isprintable()
 
 
+def test_a_label_cannot_write_lines_of_its_own_into_the_verdict(tmp_path: Path) -> None:
+    lie = "2\n  passed   the image is signed\x1b[2J"
+    toy = make(tmp_path, own_labels={**labels(), "io.tpuforge.torch.version": lie})
+    toy.about("sbom")
+    (detail,) = failed(toy).values()
+    assert "says 2   passed   the image is signed" in detail and detail.isprintable()
+
+
 def test_what_hands_an_image_on_warns_of_one_that_is_not_known_to_be_healthy(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,12 @@ import tarfile
 import tempfile
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tpuforge import layout as oci
+from tpuforge.console import visible
 from tpuforge.errors import ForgeError
 from tpuforge.host import which
 from tpuforge.process import run
@@ -71,7 +72,7 @@ def compare(first: Path, second: Path) -> Iterator[Difference]:
     found = False
     for item in _images((first, one), (second, two)):
         found = True
-        yield item
+        yield replace(item, text=_one_line(item.text))
     if not found:
         yield Difference("manifest: the same content, written in another way")
 
@@ -178,7 +179,12 @@ def look_into(first: Path, second: Path, found: Sequence[Difference]) -> list[st
             continue
         lines.append(f"{item.path}: {_first_byte(bodies[0], bodies[1])}")
         lines += _diffoscope(Path(item.path).name, bodies[0], bodies[1])
-    return lines
+    return [_one_line(line) for line in lines]
+
+
+def _one_line(text: str) -> str:
+    """A text about a stranger's layer, whose paths may look like lines of their own."""
+    return visible(" ".join(text.split("\n")))
 
 
 def _body(layout: Path, digest: str, path: str) -> bytes | None:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tpuforge import health_report
 from tpuforge import layout as oci
-from tpuforge.console import Progress
+from tpuforge.console import Progress, visible
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import out_dir, parse_json, read_json
@@ -87,6 +87,10 @@ class Check:
     status: Literal["passed", "failed", "not run"]
     detail: str = ""
     mend: str = ""
+
+    def __post_init__(self) -> None:
+        # it tells of labels of strangers, which must not look like lines of their own
+        self.detail = visible(" ".join(self.detail.split("\n")))
 
 
 @dataclass
