@@ -306,7 +306,7 @@ def test_packages_that_left_the_mirror_come_from_the_snapshot_archive(
     offers = debian.Apt.has
 
     def has(self: debian.Apt, debs: list[debian.Deb]) -> set[debian.Deb]:
-        archive = "/archive/" in (self._folder / "sources.list").read_text(encoding="utf-8")
+        archive = "/archive/" in self._sources.read_text(encoding="utf-8")
         return offers(self, debs) if archive else set()
 
     monkeypatch.setattr(debian.Apt, "has", has)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import base as recipe
 from tpuforge.images.debian import (
+    Apt,
     Deb,
     check_asked,
     parse_deb,
@@ -301,3 +303,17 @@ def test_a_mirror_that_cannot_be_used_is_told_by_its_reason(
     assert problem in error.found
     assert mend in error.mend
     assert error.exit_code == Exit.CANNOT
+
+
+@pytest.mark.skipif(shutil.which("apt-config") is None, reason="there is no apt here")
+def test_a_password_of_a_mirror_is_never_in_the_out_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "apt"
+    apt = Apt(folder, DebianMirror("http://u:hunter2@127.0.0.1:9/d", "", "a test").sources("x"))
+    private = apt._sources.parent
+    assert "hunter2" in apt._sources.read_text(encoding="utf-8")
+    assert private.stat().st_mode & 0o077 == 0
+    assert "hunter2" not in apt.update(timeout=30)
+    for path in folder.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+    del apt
+    assert not private.exists()

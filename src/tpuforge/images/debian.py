@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -241,16 +242,18 @@ class Apt:
         self._folder = folder
         for name in ("lists/partial", "archives/partial"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        # proxies and mirrors may be written with their passwords
-        folder.chmod(0o700)
         (folder / "status").write_bytes(b"")
-        (folder / "sources.list").write_text(sources, encoding="utf-8")
-        self._config = folder / "apt.conf"
+        # proxies and mirrors may be written with their passwords, and an out folder is handed on
+        private = Path(tempfile.mkdtemp(prefix="tpuforge-apt-"))
+        weakref.finalize(self, shutil.rmtree, private, ignore_errors=True)
+        self._sources = private / "sources.list"
+        self._sources.write_text(sources, encoding="utf-8")
+        self._config = private / "apt.conf"
         self._config.write_text(self._settings(patience), encoding="utf-8")
 
     def _settings(self, patience: int) -> str:
         # by way of a file: what run() returns has lost the passwords of proxies
-        dump = self._folder / "host.conf"
+        dump = self._config.with_name("host.conf")
         show = ["sh", "-c", 'exec apt-config dump >"$1"', "sh", str(dump)]
         run(show, timeout=30, doing="reading apt's configuration", mend="install apt")
         lines = dump.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -263,7 +266,7 @@ class Apt:
             "Dir::State::status": f"{here}/status",
             "Dir::Cache": here,
             "Dir::Cache::Archives": f"{here}/archives",
-            "Dir::Etc::SourceList": f"{here}/sources.list",
+            "Dir::Etc::SourceList": str(self._sources).replace('"', '\\"'),
             "Dir::Etc::netrc": "/etc/apt/auth.conf",
             "Dir::Etc::netrcparts": "/etc/apt/auth.conf.d",
             **dict.fromkeys(
