@@ -14,7 +14,7 @@ import pytest
 from bake_support import RUNTIME, checkout, lock
 from tpuforge import pins as pins_module
 from tpuforge.console import Progress
-from tpuforge.errors import ForgeError
+from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import bake, catalogue, choice, context, oci
 from tpuforge.images.context import Target
 from tpuforge.paths import sha256_file, write_json
@@ -253,3 +253,42 @@ def test_the_set_tells_what_is_baked_and_how_it_was_judged(checkout: Path) -> No
     (folder / "image.json").unlink()
     (folder / "image.json").mkdir()
     assert state("runtime-py311") == "not baked"
+
+
+def test_a_table_of_all_keeps_what_was_found_and_the_mend(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(target: Target, *_: object, **__: object) -> object:
+        if target.image == "base":
+            raise ForgeError(
+                "it is over its budget\n  a table\n  of what is new",
+                expected="less",
+                mend="leave something out",
+                exit_code=Exit.FAULT,
+            )
+        raise ForgeError("a disk is full\nand which", mend="free some space")
+
+    monkeypatch.setattr(bake, "bake", fail)
+    monkeypatch.setattr(bake, "ensure_engine", lambda _: {})
+    monkeypatch.setattr(bake, "lacks", lambda *_: "")
+    options = bake.arguments().parse_args(["--all", "--python", "3.11"])
+    with Progress("bake") as progress:
+        outcome = bake._bake_all(options, PINS, progress)
+    assert outcome.exit_code == 1
+    rows = {row["image"]: row for row in outcome.data["images"]}
+    assert rows["base"]["why"] == "it is over its budget; leave something out"
+    assert rows["base"]["error"] == {
+        "found": "it is over its budget\n  a table\n  of what is new",
+        "expected": "less",
+        "mend": "leave something out",
+        "exit_code": 1,
+    }
+    assert (rows["base"]["status"], rows["runtime"]["status"]) == ("refused", "cannot be had")
+    assert rows["runtime"]["error"]["mend"] == "free some space"
+    # there is no lock for it in this checkout, and that is an error as well
+    assert rows["train"]["error"]["found"].startswith(rows["train"]["why"])
+    shown = capsys.readouterr().err
+    for part in ("  of what is new", "expected: less", "leave something out", "and which"):
+        assert part in shown
+    # a line that has nothing to say is left out
+    assert "expected: \n" not in shown

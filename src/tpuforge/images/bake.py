@@ -938,7 +938,13 @@ def _bake_all(options: argparse.Namespace, pins: Pins, progress: Progress) -> Ou
     worst = Exit.OK
     for number, member in enumerate(wanted, 1):
         progress.note(f"{member.slug}, {number} of {len(wanted)}")
-        row: dict[str, Any] = {"image": member.image.name, "python": member.python, "why": ""}
+        row: dict[str, Any] = {
+            "image": member.image.name,
+            "python": member.python,
+            "why": "",
+            "error": None,
+        }
+        whole = ""
         try:
             target = member_target(member, pins)
             row |= {"name": target.name, "why": lacks(target, pins)}
@@ -955,13 +961,17 @@ def _bake_all(options: argparse.Namespace, pins: Pins, progress: Progress) -> Ou
                 row |= {"manifest_digest": outcome.data["manifest_digest"]}
                 row |= {"status": "baked" if outcome.status == "done" else "unchanged"}
         except ForgeError as error:
-            row["why"] = error.found.splitlines()[0]
+            said = {"expected": error.expected, "mend": error.mend}
+            whole = "\n".join(
+                [error.found, *(f"  {name}: {text}" for name, text in said.items() if text)]
+            )
+            row |= {"why": error.found.splitlines()[0], "error": error.as_dict()}
             if error.exit_code == Exit.FAULT:
                 worst = Exit.FAULT
                 row |= {"status": "refused", "why": f"{row['why']}; {error.mend}"}
         row.setdefault("status", "cannot be had")
         if row["why"]:
-            progress.note(f"{member.slug}: {row['why']}", loud=True)
+            progress.note(f"{member.slug}: {whole or row['why']}", loud=True)
         rows.append(row)
     gone = [row for row in rows if row["why"]]
     if gone and options.release:
