@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import fnmatch
 import hashlib
 import io
 import json
@@ -100,6 +101,33 @@ def test_what_comes_and_goes_with_use_does_not_count(checkout: Path) -> None:
     # another lock entry of the tools is not in any image
     lock(checkout, "tools", {"nox==2": b"nox 2", "pip==26.3": b"pip"})
     assert key() == before
+
+
+def test_the_key_and_buildkit_leave_out_the_same_names(tmp_path: Path) -> None:
+    """What the key ignored would otherwise come into an image all the same."""
+    lines = (context.IMAGES / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    assert all(pattern.startswith("**/") and pattern.count("/") == 1 for pattern in patterns)
+
+    def ignored(path: Path) -> bool:
+        # a folder that is left out takes along what is in it
+        return any(
+            fnmatch.fnmatchcase(part, pattern.removeprefix("**/"))
+            for part in path.parts
+            for pattern in patterns
+        )
+
+    kinds = [".x.swp", ".git/config", "__pycache__/x.cpython-311.pyc", "__pycache__/x.txt", "y.pyc"]
+    names = [*kinds, "x.py", "pyc", "pycache/x", "a.pyc.txt", "x~", "x.swp", "e.so", "#x#"]
+    for name in names:
+        for path in (tmp_path / name, tmp_path / "deep" / "down" / name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 2 * len(names)
+    sent = {path for path in files if not ignored(path.relative_to(tmp_path))}
+    assert len(sent) == 2 * (len(names) - len(kinds))
+    assert set(context.tree(tmp_path)) == sent
 
 
 def test_the_folders_that_buildkit_reads(checkout: Path) -> None:
