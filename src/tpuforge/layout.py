@@ -38,6 +38,9 @@ _MOST_TIMES = 100
 _MOST_SMALL = 1 << 28
 _MOST_FILES = 1_000_000
 _LARGEST_NAME = 1 << 20
+_ZSTD = "+zstd"
+# how a stream begins, RFC 8878
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _NAMING = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -298,12 +301,15 @@ class _Bounded:
 
 
 @contextlib.contextmanager
-def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
+def open_layer(
+    layout: Path, blob: Blob, source: BinaryIO | None = None
+) -> Iterator[tarfile.TarFile]:
     """Open a layer as a tar that can be read once, in order.
 
     Args:
         layout: The layout.
         blob: A layer, compressed with zstd, with gzip, or not at all.
+        source: Its bytes; its file if not given.
 
     Yields:
         The tar.
@@ -312,37 +318,37 @@ def open_layer(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
         ForgeError: If it is compressed otherwise, or damaged; also while the tar is read.
     """
     try:
-        with _opened(layout, blob) as tar:
-            yield tar
+        with contextlib.ExitStack() as stack:
+            if source is None:
+                source = stack.enter_context(blob.path(layout).open("rb"))
+            yield stack.enter_context(_opened(layout, blob, source))
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _damaged(layout, f"the layer {blob.digest} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager
-def _opened(layout: Path, blob: Blob) -> Iterator[tarfile.TarFile]:
-    with blob.path(layout).open("rb") as file:
-        if blob.media_type.endswith("+zstd"):
-            source: BinaryIO = cast(BinaryIO, Reader(file))
+def _opened(layout: Path, blob: Blob, file: BinaryIO) -> Iterator[tarfile.TarFile]:
+    with contextlib.ExitStack() as stack:
+        if blob.media_type.endswith(_ZSTD):
+            source = cast(BinaryIO, stack.enter_context(Reader(file)))
         elif blob.media_type.endswith(("+gzip", ".gzip")):
-            source = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+            source = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
         elif blob.media_type.endswith(".tar"):
             source = file
         else:
             raise _damaged(layout, f"a layer of the unknown type {blob.media_type}")
         plain = cast(BinaryIO, _Bounded(source, blob))
-        with (
-            source,
-            _Stream.open(fileobj=plain, mode="r|", bufsize=1 << 20, tarinfo=_Entry) as tar,
-        ):
+        with _Stream.open(fileobj=plain, mode="r|", bufsize=1 << 20, tarinfo=_Entry) as tar:
             yield tar
 
 
-def content(layout: Path, blob: Blob) -> Content:
+def content(layout: Path, blob: Blob, source: BinaryIO | None = None) -> Content:
     """Read what is in a layer, without unpacking it to disk.
 
     Args:
         layout: The layout.
         blob: A layer.
+        source: Its bytes; its file if not given.
 
     Raises:
         ForgeError: If the layer is damaged.
@@ -352,7 +358,7 @@ def content(layout: Path, blob: Blob) -> Content:
     folders: set[str] = set()
     debian = False
     newest: tuple[float, str] = (0, "")
-    with open_layer(layout, blob) as tar:
+    with open_layer(layout, blob, source) as tar:
         for entry in tar:
             if entry.isreg():
                 unpacked += entry.size
@@ -366,6 +372,64 @@ def content(layout: Path, blob: Blob) -> Content:
                 folders.add(name.rpartition("/")[0])
     what = _what(packages, folders, debian=debian) if newest[1] else "an empty layer"
     return Content(unpacked, what, newest)
+
+
+class _Hashed:
+    """A file whose bytes are hashed as they are read, in order."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def read(self, count: int) -> bytes:
+        data = self._file.read(count)
+        self._digest.update(data)
+        return data
+
+    def to_the_end(self) -> str:
+        while self.read(1 << 20):
+            pass
+        return f"sha256:{self._digest.hexdigest()}"
+
+
+def digests(layout: Path) -> list[str]:
+    """The blobs that are in a layout, by name; none of them is read.
+
+    Args:
+        layout: The layout; it need not be there.
+    """
+    folder = layout / "blobs" / "sha256"
+    names = [f"sha256:{path.name}" for path in folder.iterdir()] if folder.is_dir() else []
+    found = (name for name in names if _DIGEST.fullmatch(name))
+    return sorted(name for name in found if Blob(name, 0, "").path(layout).is_file())
+
+
+def examine(layout: Path, digest: str, *, inside: bool = True) -> tuple[bool, Content | None]:
+    """Read a blob once, of which no more is known than its name.
+
+    Args:
+        layout: The layout.
+        digest: The digest that names it.
+        inside: Look into it as well, if it is compressed with zstd.
+
+    Returns:
+        Whether it has that digest; and what is in it, or None if nobody looked, or it is no layer
+        that can be read.
+
+    Raises:
+        OSError: If the file cannot be read.
+    """
+    path = Blob(digest, 0, "").path(layout)
+    found = None
+    with path.open("rb", buffering=0) as file:
+        layer = inside and file.read(len(_ZSTD_MAGIC)) == _ZSTD_MAGIC
+        file.seek(0)
+        source = _Hashed(cast(BinaryIO, file))
+        if layer:
+            blob = Blob(digest, path.stat().st_size, _ZSTD)
+            with contextlib.suppress(ForgeError):
+                found = content(layout, blob, cast(BinaryIO, source))
+        return source.to_the_end() == digest, found
 
 
 def _what(packages: dict[str, str], folders: set[str], *, debian: bool) -> str:

@@ -7,12 +7,14 @@ import hashlib
 import io
 import json
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from tpuforge import layout as oci
 from tpuforge.errors import ForgeError
+from tpuforge.images import bake
 from tpuforge.images.reproduce import differences
 from tpuforge.zstd import Reader
 
@@ -126,6 +128,59 @@ def test_missing_short_and_changed_blobs_are_found(tmp_path: Path) -> None:
     assert "bytes instead of" in oci.missing(layout, image)
     second.unlink()
     assert oci.wrong(layout, image) == list(image.layers)
+
+
+def test_a_blob_is_known_by_its_name_alone(tmp_path: Path) -> None:
+    layout = make(tmp_path / "a", tar({"a": b"1"}), tar({"b": b"22"}))
+    image = oci.read_image(layout)
+    first, second = image.layers
+    (layout / "blobs" / "sha256" / "half.tmp").write_bytes(b"x")
+    assert oci.digests(tmp_path / "none") == []
+    assert oci.digests(layout) == sorted(blob.digest for blob in image.blobs)
+    for blob in image.layers:
+        assert oci.examine(layout, blob.digest) == (True, oci.content(layout, blob))
+    assert oci.examine(layout, first.digest, inside=False) == (True, None)
+    assert oci.examine(layout, image.config.digest) == (True, None)
+    # in the midst of the stream, behind its end, and no stream at all
+    whole = second.path(layout).read_bytes()
+    for data in (whole[:-3] + b"xyz", whole + b"x", b"", b"x" * len(whole)):
+        second.path(layout).write_bytes(data)
+        assert not oci.examine(layout, second.digest)[0]
+    # of the right digest, but no tar
+    data = zstd(b"x" * 2000)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    (layout / "blobs" / "sha256" / digest.removeprefix("sha256:")).write_bytes(data)
+    assert oci.examine(layout, digest) == (True, None)
+
+
+def test_each_blob_is_read_once_while_the_others_are_still_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = make(tmp_path / "a", tar({"a": b"1"}), tar({"b": b"22"}), tar({"c": b"3"}))
+    image = oci.read_image(done)
+    first, second, third = image.layers
+    layout = tmp_path / "written"
+    known = {second.digest: oci.Content(7, "known")}
+    read: dict[str, bool] = {}
+    seen = threading.Event()
+    examine = oci.examine
+
+    def counted(layout: Path, digest: str, *, inside: bool) -> tuple[bool, oci.Content | None]:
+        assert digest not in read
+        read[digest] = inside
+        seen.set()
+        return examine(layout, digest, inside=inside)
+
+    monkeypatch.setattr(oci, "examine", counted)
+    with bake.Readings(layout, known) as readings:
+        oci.seed(done, layout, [first.digest])
+        assert seen.wait(30), "nobody read it before all were written"
+        oci.seed(done, layout, [second.digest])
+        found = readings.of(image.layers)
+    assert read == {first.digest: True, second.digest: False}
+    assert found[first.digest] == (True, oci.content(done, first))
+    assert found[second.digest] == (True, known[second.digest])
+    assert not found[third.digest][0]
 
 
 def test_a_changed_manifest_or_config_is_refused(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_what_tells_of_the_image_has_final_modes_and_times(
     facts = tmp_path / "facts" / "opt" / "tpuforge" / "lock.txt"
     facts.write_text("a lock\n")
     facts.chmod(0o600)
-    judge.gather()
+    judge.gather(judge.pip("list"))
     made = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
     assert made == {"opt", "opt/tpuforge", "opt/tpuforge/lock.txt", "opt/tpuforge/packages.txt"}
     for path in (tmp_path / "out").rglob("*"):

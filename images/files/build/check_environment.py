@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 OUT = Path("/out")
@@ -54,15 +55,15 @@ def complete() -> None:
 
 def apart() -> None:
     """End the bake if a file of one layer would hide another one of the same name."""
-    seen: dict[str, Path] = {}
+    seen: dict[str, str] = {}
     for group in sorted(GROUPS.iterdir()):
-        for path in group.rglob("*"):
-            if path.is_dir() and not path.is_symlink():
-                continue
-            name = path.relative_to(group).as_posix()
-            other = seen.setdefault(name, path)
-            if other is not path and not filecmp.cmp(other, path, shallow=False):
-                raise SystemExit(f"two layers differ in /{name}: {other} and {path}")
+        start = len(f"{group}/")
+        for folder, folders, files in os.walk(group):
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            for path in (f"{folder}/{name}" for name in (*files, *links)):
+                other = seen.setdefault(path[start:], path)
+                if other is not path and not filecmp.cmp(other, path, shallow=False):
+                    raise SystemExit(f"two layers differ in /{path[start:]}: {other} and {path}")
 
 
 def owned() -> None:
@@ -77,9 +78,12 @@ def owned() -> None:
                     raise SystemExit(f"two packages differ in {name}: {other} and {who}")
 
 
-def gather() -> None:
-    """Gather the layer, with final modes and the one time of the image."""
-    listed = pip("list", "--format=freeze")
+def gather(listed: subprocess.CompletedProcess[str]) -> None:
+    """Gather the layer, with final modes and the one time of the image.
+
+    Args:
+        listed: What pip says is there.
+    """
     listed.check_returncode()
     shutil.copytree(FACTS, OUT, ignore=shutil.ignore_patterns(LEFT_OUT.name))
     told = OUT / "opt" / "tpuforge"
@@ -93,10 +97,13 @@ def gather() -> None:
 
 def main() -> None:
     """Check, then gather."""
-    complete()
-    apart()
-    owned()
-    gather()
+    with ThreadPoolExecutor() as pool:
+        # all layers wait for this, and pip is slow to start
+        listed = pool.submit(pip, "list", "--format=freeze")
+        complete()
+        apart()
+        owned()
+        gather(listed.result())
 
 
 if __name__ == "__main__":

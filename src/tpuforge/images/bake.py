@@ -18,11 +18,11 @@ import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tpuforge import layout as oci
 from tpuforge.console import Progress, print_table, size
@@ -63,6 +63,7 @@ GZIP = "-gzip"
 _BAKE_S = 3600.0
 _LOAD_S = 900.0
 _ASK_S = 60.0
+_LOOK_S = 0.2
 # what this module reads back from image.json
 _FORM = {
     "image": str,
@@ -204,8 +205,7 @@ def bake(
         how.prepare(target, inputs, pins, progress)
         ground = _base(target, pins, progress, release=release, named=base, verify=True)
         job = Job(target, pins, inputs, engine, ground, progress, load, source)
-        image = _build(job, no_cache=no_cache)
-        contents = _inspect(job, image)
+        image, contents = _build(job, no_cache=no_cache)
         try:
             _judge(job, image, contents, record)
         except ForgeError:
@@ -444,21 +444,94 @@ def _docker(
     )
 
 
-def _build(job: Job, *, no_cache: bool) -> oci.Image:
-    """Let BuildKit write the layout; blobs that it left damaged are written again, once."""
+class Readings:
+    """The blobs of a layout, each read once, as soon as it is there: the engine works on meanwhile.
+
+    Args:
+        layout: The layout that BuildKit writes. A blob comes into it by rename, whole.
+        known: What is in some layers; of these the digest alone is checked.
+    """
+
+    def __init__(self, layout: Path, known: Mapping[str, oci.Content]) -> None:
+        self._layout, self._known = layout, known
+        self._pool = ThreadPoolExecutor(os.cpu_count())
+        self._asked: dict[str, Future[tuple[bool, oci.Content | None]]] = {}
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _stop(self) -> None:
+        self._ended.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            for digest in oci.digests(self._layout):
+                self._ask(digest)
+
+    def _ask(self, digest: str) -> Future[tuple[bool, oci.Content | None]]:
+        if digest not in self._asked:
+            inside = digest not in self._known
+            self._asked[digest] = self._pool.submit(
+                oci.examine, self._layout, digest, inside=inside
+            )
+        return self._asked[digest]
+
+    def of(self, layers: Sequence[oci.Blob]) -> dict[str, tuple[bool, oci.Content | None]]:
+        """What some layers are, when all are written.
+
+        Args:
+            layers: The layers of the image.
+
+        Returns:
+            By digest: whether it is there and whole, and what is in it, if that can be read.
+        """
+        self._stop()
+        there = set(oci.digests(self._layout))
+        # the largest first, so that none is left for the end
+        for layer in sorted(layers, key=lambda layer: -layer.size):
+            if layer.digest in there:
+                self._ask(layer.digest)
+        found = {
+            layer.digest: self._asked[layer.digest].result()
+            if layer.digest in there
+            else (False, None)
+            for layer in layers
+        }
+        return {
+            digest: (whole, self._known.get(digest, inside))
+            for digest, (whole, inside) in found.items()
+        }
+
+
+def _build(job: Job, *, no_cache: bool) -> tuple[oci.Image, list[oci.Content]]:
+    """Let BuildKit write the layout; blobs that it left damaged are written again, once.
+
+    Returns:
+        The image, and what is in each of its layers.
+    """
     layout, progress = job.layout, job.progress
     if not no_cache:
         _seed(job)
     for attempt in (1, 2):
-        with _alone(job) as lock:
+        with _alone(job) as lock, Readings(layout, _known()) as readings:
             (layout / "index.json").unlink(missing_ok=True)
             shutil.rmtree(layout / "ingest", ignore_errors=True)
             _run_bake(job, lock, _outputs(job), no_cache=no_cache and attempt == 1)
-        image = oci.read_image(layout)
-        with progress.step("verifying the image's digests", image.compressed):
-            bad = oci.wrong(layout, image, progress.advance)
+            # checks the manifest and the config, which it reads
+            image = oci.read_image(layout)
+            with progress.step("verifying the image's digests, and reading its layers"):
+                found = readings.of(image.layers)
+        bad = [layer for layer in image.layers if not found[layer.digest][0]]
         if not bad:
-            return image
+            return image, _contents(job, image, found)
         # the export writes missing blobs only, and trusts a file of the right name
         for blob in bad:
             blob.path(layout).unlink(missing_ok=True)
@@ -685,22 +758,26 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
     )
 
 
-def _inspect(job: Job, image: oci.Image) -> list[oci.Content]:
-    """What is in each layer; what a finished image already tells is not read again."""
-    known = {
+def _known() -> dict[str, oci.Content]:
+    """What finished images tell of their layers, which need not be read again."""
+    return {
         layer["digest"]: oci.Content(layer["unpacked_bytes"], layer["what"])
         for _, layers in _siblings()
         for layer in layers
         # an empty one costs nothing to read, and says better what it is
         if layer["unpacked_bytes"]
     }
-    new = [layer for layer in image.layers if layer.digest not in known]
-    with job.progress.step("reading the layers"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        # the largest first, so that none is left for the end
-        new.sort(key=lambda layer: -layer.size)
-        read = pool.map(lambda layer: oci.content(job.layout, layer), new)
-        known |= dict(zip((layer.digest for layer in new), read, strict=True))
-    contents = [known[layer.digest] for layer in image.layers]
+
+
+def _contents(
+    job: Job, image: oci.Image, found: Mapping[str, tuple[bool, oci.Content | None]]
+) -> list[oci.Content]:
+    """What is in each layer, once all are checked."""
+    contents = [
+        # one that could not be read says why when it is read again
+        found[layer.digest][1] or oci.content(job.layout, layer)
+        for layer in image.layers
+    ]
     # a file of the bake's own time would give another digest in the next engine
     late = [c.newest for c in contents if c.newest[0] > job.pins.epoch]
     if late and job.base.context.startswith("oci-layout:"):
@@ -924,7 +1001,11 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def _bake_all(options: argparse.Namespace, pins: Pins, progress: Progress) -> Outcome:
-    """Bake whatever can be had here, one after the other; the rest says why not, in one line."""
+    """Bake whatever can be had here, one after the other; the rest says why not.
+
+    The table has one line for each; what was found in full, and what mends it, is printed as it
+    comes and stays in the row.
+    """
     given = [name for name in ("image", "flavour", "wheel", "base") if getattr(options, name)]
     if given:
         raise ForgeError(

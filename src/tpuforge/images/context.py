@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -446,9 +447,12 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
     total = sum(path.stat().st_size for path in found.values())
     own = sum(len(group) for name, group in inputs.groups.items() if name not in ("pip", "smoke"))
     what = f"{own} of the lock, pip, {len(found) - own - 1} more of the health suite"
-    with progress.step(f"verifying {len(found)} wheels: {what}", total):
-        for package, path in found.items():
-            digest = sha256_file(path, progress.advance)
+    with (
+        progress.step(f"verifying {len(found)} wheels: {what}", total),
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        digests = pool.map(lambda path: sha256_file(path, progress.advance), found.values())
+        for (package, path), digest in zip(found.items(), digests, strict=True):
             if digest != package.sha256:
                 raise ForgeError(
                     f"{path.name}: its SHA-256 is {digest}",
