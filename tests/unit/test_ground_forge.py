@@ -84,6 +84,7 @@ def test_verbs_and_nox_options_reach_nox(checkout: Path) -> None:
     assert forge(checkout, "bake", "--no-cache").stdout == f"{nox}-s|bake|--|--no-cache|"
     assert forge(checkout, "tests", "--", "unit").stdout == f"{nox}-s|tests|--|unit|"
     assert forge(checkout, "--python", "3.12").stdout == f"{nox}--|--python|3.12|"
+    assert forge(checkout, "--image=x", "--json").stdout == f"{nox}--|--image=x|--json|"
     assert forge(checkout, "--python-module", "x.y", "-z").stdout == "-P|-m|x.y|-z|"
 
 
@@ -111,6 +112,16 @@ def test_help_lists_the_verbs(checkout: Path, words: list[str]) -> None:
     assert done.returncode == 0
     assert "    ./forge VERB [ARGUMENT …] " in done.stdout
     assert "    smoke        Run the health suite inside an image." in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--wheel", "x"], ["--image", "x", "--again"]])
+def test_an_option_of_one_verb_alone_is_none_of_the_main_job(
+    checkout: Path, words: list[str]
+) -> None:
+    done = forge(checkout, *words)
+    assert done.returncode == 2
+    assert f"the main job takes no {words[-1] if words[-1][0] == '-' else words[0]}" in done.stderr
+    assert "--image, --python, --flavour, --json" in done.stderr
 
 
 def test_help_of_a_verb_is_the_verbs_own(checkout: Path) -> None:
