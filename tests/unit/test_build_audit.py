@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +26,7 @@ from elf_support import (
     torch_tpu_wheel,
     xla_base,
 )
-from process_support import call
+from smoke_host_support import forge
 from tpuforge.build import audit, contents
 from tpuforge.build.findings import Severity
 from tpuforge.build.rules import RULES
@@ -447,12 +444,6 @@ def test_an_audit_is_remembered_by_digest_and_by_what_it_was_judged_against(
 # --- the verb ----------------------------------------------------------------------------------
 
 
-def verb(out: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tpuforge.build.audit", *map(str, arguments)]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "TPUFORGE_OUT": str(out)}
-    return call(command, env=env)
-
-
 def test_the_verb_ends_by_severity(out: Path, tmp_path: Path) -> None:
     good = torch_tpu_wheel().write(tmp_path / "good")
     mild = torch_tpu_wheel()
@@ -462,16 +453,16 @@ def test_the_verb_ends_by_severity(out: Path, tmp_path: Path) -> None:
     del bad.files[ENTRY]
     refused = bad.write(tmp_path / "bad")
 
-    done = verb(out, good, "--strict")
+    done = forge("build.audit", str(good), "--strict", out=out)
     assert done.returncode == 0, done.stderr
     assert "passed" in done.stdout
 
-    assert verb(out, warned).returncode == 0
-    done = verb(out, warned, "--strict")
+    assert forge("build.audit", str(warned), out=out).returncode == 0
+    done = forge("build.audit", str(warned), "--strict", out=out)
     assert done.returncode == 1
     assert "warning licence: METADATA states 'Apache 2.0'" in done.stderr
 
-    done = verb(out, good, refused, "--json")
+    done = forge("build.audit", str(good), str(refused), "--json", out=out)
     assert done.returncode == 1
     printed = json.loads(done.stdout)
     assert [one["ok"] for one in printed["data"]["wheels"]] == [True, False]
@@ -482,13 +473,14 @@ def test_the_verb_ends_by_severity(out: Path, tmp_path: Path) -> None:
 
 
 def test_the_verb_cannot_judge_what_is_not_there(out: Path, tmp_path: Path) -> None:
-    done = verb(out, tmp_path / "no.whl")
+    done = forge("build.audit", str(tmp_path / "no.whl"), out=out)
     assert done.returncode == 2
     assert "no.whl is not a file" in done.stderr
-    done = verb(out, "--torch", "what", torch_tpu_wheel().write(tmp_path))
+    whole = str(torch_tpu_wheel().write(tmp_path))
+    done = forge("build.audit", "--torch", "what", whole, out=out)
     assert done.returncode == 2
     assert "--torch what is not a version" in done.stderr
-    done = verb(out)
+    done = forge("build.audit", out=out)
     assert done.returncode == 2
     assert "is not in the wheelhouse" in done.stderr
     assert "./forge fetch_wheel" in done.stderr

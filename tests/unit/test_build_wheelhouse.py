@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from pathlib import Path
 
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from build_support import LOCK, SRC
-from process_support import call
+from build_support import LOCK
+from smoke_host_support import forge
 from tpuforge import pins as pins_module
 from tpuforge.build.wheelhouse import flavour_of, wanted_wheels
 from tpuforge.errors import ForgeError
@@ -87,12 +86,8 @@ def test_an_image_without_wheels_needs_those_beside_it_alone() -> None:
     assert not {"torch", "torch-tpu", "libtpu"} & names
 
 
-def test_the_verb_refuses_an_unknown_image() -> None:
-    done = call(
-        [sys.executable, "-m", "tpuforge.build.wheelhouse", "--image", "nope", "--offline"],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        timeout=60,
-    )
+def test_the_verb_refuses_an_unknown_image(tmp_path: Path) -> None:
+    done = forge("build.wheelhouse", "--image", "nope", "--offline", out=tmp_path)
     assert done.returncode == 2
     assert "there is no image 'nope'" in done.stderr
     assert "pallas" in done.stderr
