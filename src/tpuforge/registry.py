@@ -33,6 +33,7 @@ from tpuforge.console import Progress, size
 from tpuforge.distribution import INDEX, Access, Client, NotThereError, TransientError
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import (
+    exclusive,
     out_dir,
     parse_json,
     read_regular,
@@ -341,11 +342,16 @@ class Registry:
             ForgeError: As :meth:`manifest`.
         """
         path = out_dir() / "registry" / "blobs" / blob.digest.removeprefix("sha256:")
-        if path.is_file() and f"sha256:{sha256_file(path)}" == blob.digest:
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self.progress.step(f"taking {blob.digest[:19]}… from {ref.repository}"):
-            self.take(ref, blob, path.parent / f".{path.name}.partial").replace(path)
+        doing = f"taking {blob.digest[:19]}… from {ref.repository}"
+        # two that write to one beginning would call the registry a liar
+        with exclusive(
+            f"blob-{path.name[:2]}", lambda who: self.progress.note(f"{doing}: {who} does it")
+        ):
+            if path.is_file() and f"sha256:{sha256_file(path)}" == blob.digest:
+                return path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self.progress.step(doing):
+                self.take(ref, blob, path.parent / f".{path.name}.partial").replace(path)
         return path
 
     def document(self, ref: Reference, blob: oci.Blob) -> bytes:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,28 @@ def test_a_blob_is_sent_to_no_address_but_of_the_web(
     server.answer = lambda request: answer(b"", "202 Accepted", f"Location: {place}")
     with pytest.raises(ForgeError, match="leads to an address"):
         Client(server.address, "x", Access()).put_blob(named(b"blob"), tmp_path / "blob")
+    assert len(server.asked) == 1
+
+
+def test_two_who_want_one_document_take_it_once(server: Hostile) -> None:
+    data = bytes(range(256)) * 40
+
+    def slowly(request: str) -> Iterator[bytes]:
+        yield f"HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        for at in range(0, len(data), 1024):
+            time.sleep(0.02)
+            yield data[at : at + 1024]
+
+    server.answer = slowly
+    ref = Reference.parse(f"{server.address}/x")
+    blob = oci.Blob(named(data), len(data), "x")
+
+    def take(number: int) -> bytes:
+        with Progress(f"tests {number}", quiet=True) as progress:
+            return Registry(progress, tries=1).document(ref, blob)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(take, range(2))) == [data, data]
     assert len(server.asked) == 1
 
 
