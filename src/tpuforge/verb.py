@@ -23,7 +23,7 @@ from typing import Any, Literal, NoReturn
 
 from tpuforge.console import Progress, duration, guard_streams, lost_output, print_error, visible
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import json_text, out_dir, write_json
+from tpuforge.paths import ROOT, json_text, out_dir, write_json
 from tpuforge.process import redact
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -82,7 +82,9 @@ def parser(verb: str, description: str) -> argparse.ArgumentParser:
     Returns:
         A parser that already has ``--json``.
     """
-    made = _Parser(prog=f"./forge {verb}", description=description)
+    page = f"docs/{verb}.md"
+    more = f"More: {page}; all exit codes: docs/exit-codes.md" if (ROOT / page).exists() else None
+    made = _Parser(prog=f"./forge {verb}", description=description, epilog=more)
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -25,10 +26,20 @@ def read(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def options() -> dict[str, set[str]]:
-    """The options of each verb."""
+def parsers() -> dict[str, argparse.ArgumentParser]:
     with pytest.MonkeyPatch.context() as patch:
-        return {verb: set(parser(verb, patch)._option_string_actions) for verb in PARSED}
+        return {verb: parser(verb, patch) for verb in PARSED}
+
+
+@pytest.fixture(scope="module")
+def options(parsers: dict[str, argparse.ArgumentParser]) -> dict[str, set[str]]:
+    """The options of each verb."""
+    return {verb: set(made._option_string_actions) for verb, made in parsers.items()}
+
+
+def test_the_help_of_a_verb_names_its_page(parsers: dict[str, argparse.ArgumentParser]) -> None:
+    bare = {verb for verb, made in parsers.items() if f"docs/{verb}.md" not in made.format_help()}
+    assert bare == {"lint"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
