@@ -113,20 +113,20 @@ def _line(text: str) -> str:
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 
-def warning(slug: str, image: str, digest: str, attached: bytes | None) -> str:
+def warning(slug: str, words: str, digest: str, attached: bytes | None) -> str:
     """What a person has to know who hands an image on; empty for a healthy one.
 
     The report that ``smoke`` left here counts; without one the report that is attached.
 
     Args:
         slug: The image's folder in ``out/images``.
-        image: What ``--image`` calls it.
+        words: The arguments that name it.
         digest: Digest of its manifest.
         attached: The health report that goes with it; None without one.
     """
     own = of_image(slug, digest)
     data = own if own is not None else attached
-    judge = f"./forge smoke --image {image}, then ./forge sbom --image {image}"
+    judge = f"./forge smoke {words}, then ./forge sbom {words}"
     if data is None:
         return f"{slug} was NOT JUDGED by the health suite: {judge}"
     found = told(data)
@@ -135,7 +135,7 @@ def warning(slug: str, image: str, digest: str, attached: bytes | None) -> str:
     if found.word != "healthy":
         return f"{slug} was NOT JUDGED by the health suite: {found.why}: {judge}"
     if own is not None and own != attached:
-        return f"the health report of {slug} is not attached yet: ./forge sbom --image {image}"
+        return f"the health report of {slug} is not attached yet: ./forge sbom {words}"
     return ""
 
 

@@ -129,7 +129,7 @@ def test_what_hands_an_image_on_warns_of_one_that_is_not_known_to_be_healthy(
     monkeypatch.setenv("TPUFORGE_OUT", str(toy.out))
 
     def warned(attached: bytes | None) -> str:
-        return health_report.warning("toy-py311", "toy", toy.digest, attached)
+        return health_report.warning("toy-py311", "--image toy", toy.digest, attached)
 
     good, bad = json.dumps(health()).encode(), json.dumps(health("unhealthy", 1)).encode()
     assert "NOT JUDGED" in warned(None) and "./forge smoke --image toy" in warned(None)

@@ -257,7 +257,7 @@ def _warn(baked: Baked, attached: Path | None) -> list[str]:
         _, documents = read_referrers(attached, baked.digest)
         layers = [layer for one in documents for layer in one.layers if layer.media_type == _HEALTH]
         report = layers[0].path(attached).read_bytes() if layers else None
-    text = health_report.warning(baked.slug, baked.image, baked.digest, report)
+    text = health_report.warning(baked.slug, baked.words, baked.digest, report)
     return [text] if text else []
 
 

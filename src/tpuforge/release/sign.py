@@ -155,7 +155,7 @@ def _warn(image: Baked, progress: Progress) -> list[str]:
     attached = [blob(one.blob.digest) for one in found if one.kind == referrers.HEALTH]
     text = health_report.warning(
         image.slug,
-        image.record["image"],
+        baked.words(image.record),
         image.image.manifest.digest,
         attached[0] if attached else None,
     )
