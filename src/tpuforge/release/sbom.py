@@ -469,8 +469,10 @@ def _outcome(
         )
     # an image without the suite has no health to report
     if HEALTH not in figures["bytes"] and image.record.get("suite_sha256"):
+        words = baked.words(image.record)
         notes.append(
-            f"there is no health report of this very {image.slug}: ./forge smoke, then sbom"
+            f"there is no health report of this very {image.slug}: ./forge smoke {words}, then "
+            f"./forge sbom {words}"
         )
     twin = " and as many for its gzip twin" if record.get("gzip") else ""
     number = len(record["referrers"])
