@@ -152,8 +152,13 @@ def read_image(layout: Path) -> Image:
             raise _damaged(layout, f"index.json names {len(listed)} manifests instead of one")
         manifest = descriptor(listed[0])
         body = parse_json(_checked(layout, manifest))
+        if "config" not in body and "manifests" in body:
+            raise _damaged(layout, "index.json names a list of images instead of one")
         config = descriptor(body["config"])
-        labels = read_labels(_checked(layout, config))
+        data = _checked(layout, config)
+        labels = read_labels(data)
+        if platform := _foreign(data):
+            raise _damaged(layout, f"its image is for {platform} instead of linux/amd64")
         layers = tuple(descriptor(layer) for layer in body["layers"])
         return Image(manifest, config, layers, labels, body.get("annotations") or {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -177,6 +182,13 @@ def read_labels(config: bytes) -> dict[str, str]:
         if not isinstance(value, str):
             raise ValueError(f"the label {name} is not a text")
     return dict(labels)
+
+
+def _foreign(config: bytes) -> str:
+    """The platform of a config, if it is another than the one that every image here is for."""
+    told = parse_json(config)
+    system, machine = told.get("os", "linux"), told.get("architecture", "amd64")
+    return "" if (system, machine) == ("linux", "amd64") else f"{system}/{machine}"
 
 
 def _checked(layout: Path, blob: Blob) -> bytes:
@@ -524,7 +536,9 @@ def seed(source: Path, target: Path, digests: Iterable[str]) -> None:
     for digest in digests:
         blob = Blob(digest, 0, "")
         if blob.path(source).is_file() and not blob.path(target).exists():
-            _link(blob.path(source), blob.path(target))
+            # the bake of the other image may be taking it away
+            with contextlib.suppress(FileNotFoundError):
+                _link(blob.path(source), blob.path(target))
 
 
 def prune(layout: Path, image: Image) -> None:

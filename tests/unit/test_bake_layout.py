@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpuforge import layout as oci
-from tpuforge.errors import ForgeError
+from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import bake
 from tpuforge.images.reproduce import differences
 from tpuforge.zstd import Reader
@@ -42,7 +42,9 @@ def tar(files: dict[str, bytes], *, mode: int = 0o644, mtime: int = 1) -> bytes:
     return buffer.getvalue()
 
 
-def make(folder: Path, *layers: bytes, labels: dict[str, str] | None = None) -> Path:
+def make(
+    folder: Path, *layers: bytes, labels: dict[str, str] | None = None, machine: str = "amd64"
+) -> Path:
     """A layout with one image of zstd layers."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
@@ -53,7 +55,7 @@ def make(folder: Path, *layers: bytes, labels: dict[str, str] | None = None) -> 
         return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": media_type}
 
     kind = "application/vnd.oci.image"
-    config = {"config": {"Labels": labels or {}}, "rootfs": {}}
+    config = {"architecture": machine, "config": {"Labels": labels or {}}, "rootfs": {}}
     manifest = {
         "config": put(json.dumps(config).encode(), f"{kind}.config.v1+json"),
         "layers": [put(zstd(layer), f"{kind}.layer.v1.tar+zstd") for layer in layers],
@@ -181,6 +183,22 @@ def test_each_blob_is_read_once_while_the_others_are_still_written(
     assert found[first.digest] == (True, oci.content(done, first))
     assert found[second.digest] == (True, known[second.digest])
     assert not found[third.digest][0]
+
+
+def test_an_image_for_another_machine_or_a_list_of_images_is_refused(tmp_path: Path) -> None:
+    """Whole, of its digest, and nothing that was baked: from a copy of somebody else's layout."""
+    with pytest.raises(ForgeError, match="its image is for linux/arm64 instead of linux/amd64"):
+        oci.read_image(make(tmp_path / "a", tar({"a": b"1"}), machine="arm64"))
+    layout = make(tmp_path / "b", tar({"a": b"1"}))
+    listed = (layout / "index.json").read_bytes()
+    digest = hashlib.sha256(listed).hexdigest()
+    (layout / "blobs" / "sha256" / digest).write_bytes(listed)
+    kind = "application/vnd.oci.image.index.v1+json"
+    entry = {"digest": f"sha256:{digest}", "size": len(listed), "mediaType": kind}
+    (layout / "index.json").write_text(json.dumps({"manifests": [entry]}))
+    with pytest.raises(ForgeError, match="names a list of images instead of one") as caught:
+        oci.read_image(layout)
+    assert caught.value.exit_code == Exit.FAULT
 
 
 def test_a_changed_manifest_or_config_is_refused(tmp_path: Path) -> None:
