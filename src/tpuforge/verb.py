@@ -9,8 +9,10 @@ report read.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import re
+import shutil
 import signal
 import sys
 import time
@@ -21,7 +23,15 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
-from tpuforge.console import Progress, duration, guard_streams, lost_output, print_error, visible
+from tpuforge.console import (
+    Progress,
+    duration,
+    guard_streams,
+    lost_output,
+    print_error,
+    size,
+    visible,
+)
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, json_text, out_dir, write_json
 from tpuforge.process import redact
@@ -166,11 +176,7 @@ def _run(
         return error.exit_code
     except OSError as error:
         # a full disk or a missing permission can come from any line that writes
-        failure = ForgeError(
-            redact(str(error)),
-            expected="files and folders that can be read and written, and space for them",
-            mend="free some space or mend the permissions, then run the same command again",
-        )
+        failure = _failure(error)
         record = {"status": "failed", "error": failure.as_dict(), "exit_code": int(Exit.CANNOT)}
         _leave(name, verb, record, started, clock, as_json=options.json)
         print_error(verb, failure)
@@ -207,6 +213,28 @@ def _run(
         word = "nothing to do" if outcome.status == "unchanged" else "done"
         print(f"{verb}: {word} in {spent}: {visible(outcome.summary)}", flush=True)
     return outcome.exit_code
+
+
+def _failure(error: OSError) -> ForgeError:
+    """What an error of the file system means for a person."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        where = error.filename
+        if where is None:
+            # a write does not tell its file
+            out = out_dir()
+            where = f"the out folder is {out}, with {size(shutil.disk_usage(out).free)} free"
+        return ForgeError(
+            redact(f"{error.strerror}: {where}"),
+            expected="space for what is made",
+            mend="free some space, or set TPUFORGE_OUT to a larger disk, then run the same command "
+            "again",
+        )
+    return ForgeError(
+        redact(str(error)),
+        expected="files and folders that can be read and written",
+        mend="mend the permissions, or take away what is in the way, then run the same command "
+        "again",
+    )
 
 
 def _file_name(name: str) -> str:

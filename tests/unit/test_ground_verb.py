@@ -80,6 +80,28 @@ def test_a_full_disk_is_an_error_and_not_a_traceback(capsys: pytest.CaptureFixtu
     assert "No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "said", "mend"),
+    [
+        (OSError(28, "No space left on device"), "the out folder is ", "TPUFORGE_OUT"),
+        (OSError(28, "No space left on device", "/x/y"), "device: /x/y", "free some space"),
+        (OSError(122, "Disk quota exceeded"), " free", "a larger disk"),
+        (PermissionError(13, "Permission denied", "/x"), "'/x'", "mend the permissions"),
+        (IsADirectoryError(21, "Is a directory", "/x"), "'/x'", "in the way"),
+    ],
+)
+def test_an_error_of_the_file_system_says_where_and_what_mends_it(
+    error: OSError, said: str, mend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act(options: argparse.Namespace, progress: Progress) -> verb.Outcome:
+        raise error
+
+    assert run(act) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert mend in shown.partition("mend:")[2]
+
+
 def test_a_mistake_in_our_own_code_is_shown_and_is_no_verdict(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
