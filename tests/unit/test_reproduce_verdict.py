@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,24 @@ def test_a_checkout_that_changes_meanwhile_proves_nothing(
     # what changed and made no difference is no fault
     rebuilds(b"1", b"1")
     assert run(tmp_path, "--times", "2")[0] == 0
+
+
+def test_a_bake_that_fails_leaves_no_image_of_those_before(
+    tmp_path: Path, rebuilds: Rebuilds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuilds(b"1")
+    works = reproduce.rebuild
+
+    def second(target: Target, top: Path, number: int, *rest: Any) -> tuple[Way, Any, float]:
+        if number > 1:
+            raise ForgeError("no space left")
+        way, made, spent = works(target, top, number, *rest)
+        (top / way.folder).rename(top / "first")
+        return replace(way, folder="first"), made, spent
+
+    monkeypatch.setattr(reproduce, "rebuild", second)
+    assert reproduce.main([]) == 2
+    assert not (tmp_path / "reproduce" / SLUG / "first").exists()
 
 
 def test_the_finished_image_of_the_same_inputs_has_to_agree(

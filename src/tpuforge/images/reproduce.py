@@ -336,7 +336,13 @@ def reproduce(
     inputs: dict[str, Any] = {}
     moved: set[str] = set()
     for number in range(1, times + 1):
-        way, record, spent = rebuild(target, top, number, engine, progress)
+        try:
+            way, record, spent = rebuild(target, top, number, engine, progress)
+        except ForgeError:
+            if number > 1:
+                # the logs of the failed one may be read; the image before it only fills the disk
+                shutil.rmtree(top / _FIRST, ignore_errors=True)
+            raise
         digest = record["manifest_digest"]
         told = {"digest": digest, "seconds": round(spent, 1), "differs_in": list(way.told)}
         rebuilds.append(told)
