@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -15,6 +17,7 @@ from typing import IO
 import pytest
 
 from bake_support import (
+    ROOT,
     Image,
     agree,
     engine,
@@ -225,3 +228,39 @@ def test_a_full_disk_is_said_and_the_next_bake_recovers(
     done = verb(BAKE, "--no-load", **variables)
     assert done.returncode == 0, done.stderr
     agree(out, image)
+
+
+def test_every_stage_says_that_the_disk_is_full(image: Image, tmp_path: Path) -> None:
+    """From its first write on; what fills up on the way is tested with each stage."""
+    script = (
+        'mount -t tmpfs -o size=512k none "$TPUFORGE_OUT" || exit 99\n'
+        'mkdir -p "$TPUFORGE_OUT/images/$SLUG"\n'
+        'cp "$REAL/image.json" "$TPUFORGE_OUT/images/$SLUG/"\n'
+        'ln -s "$REAL/oci" "$TPUFORGE_OUT/images/$SLUG/oci"\n'
+        'ln -s "$REAL/../../wheelhouse" "$TPUFORGE_OUT/wheelhouse"\n'
+        'cat /dev/zero >"$TPUFORGE_OUT/filler" 2>/dev/null\n'
+        'for module; do "$PYTHON" -m "tpuforge.$module" 2>&1; echo "code $?"; done\n'
+        'find "$TPUFORGE_OUT" -type f ! -name filler ! -name image.json -size +0\n'
+    )
+    namespace = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
+    if subprocess.run(["unshare", *namespace, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk: unshare --mount fails")
+    modules = ["build.wheelhouse", "images.base", "images.bake", "release.sbom", "smoke.health"]
+    modules += ["smoke.bench", "release.report"]
+    env = {**os.environ, **image.engine.env, "PYTHONPATH": str(ROOT / "src")}
+    env |= {"TPUFORGE_OUT": str(tmp_path), "PYTHON": sys.executable, "SLUG": image.slug}
+    done = subprocess.run(
+        ["unshare", *namespace, "sh", "-c", script, "sh", *modules],
+        env=env | {"REAL": str(image.layout.parent.resolve())},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    *said, left = done.stdout.split("code 2\n")
+    assert (len(said), left) == (len(modules), ""), done.stdout + done.stderr
+    for words in said:
+        assert "Traceback" not in words, words
+        mend = words.partition("mend:")[2]
+        assert "free some space, or set TPUFORGE_OUT to a larger disk" in mend, words
+        assert re.search(r"no space left", words.partition("expected:")[0], re.IGNORECASE), words
