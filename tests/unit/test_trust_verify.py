@@ -180,6 +180,10 @@ def test_a_flipped_byte_of_a_layer(toy: Toy) -> None:
     layer.write_bytes(data)
     found = failed(toy)
     assert f"sha256:{layer.name}" in found["every blob of the layout is of its digest"]
+    # a bake that looks at times and sizes alone would find nothing to do
+    (toy.folder / "attestations.json").unlink()
+    mend = toy.about("sbom", code=1)["error"]["mend"]
+    assert mend == "./forge bake --no-cache --image toy --python 3.11"
 
 
 def _size(path: Path) -> int:

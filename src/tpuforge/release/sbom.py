@@ -356,7 +356,8 @@ def write(
         raise ForgeError(
             f"{image.slug} has damaged blobs: {', '.join(blob.digest for blob in bad)}",
             expected="every blob of the digest that names it",
-            mend=f"./forge bake --image {image.record['image']}",
+            # without it a bake looks at times and sizes alone
+            mend=f"./forge bake --no-cache {baked.words(image.record)}",
             exit_code=Exit.FAULT,
         )
     found = inventory.read(image.layout, image.image, progress, known=known)
