@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -44,6 +46,26 @@ def test_the_next_wheel_differs_in_its_metadata_alone(tmp_path: Path) -> None:
     assert record.splitlines()[-1] == "torch_tpu-0.2.1.dist-info/RECORD,,"
     again = measure.bumped(wheel(tmp_path / "c"), tmp_path / "d")
     assert again.read_bytes() == made.read_bytes()
+
+
+def test_processor_time_is_that_of_the_engine_and_of_children_that_ended() -> None:
+    burn = "import time\nwhile time.process_time() < 0.3: pass\n"
+    below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    wait = f"{below}; print(flush=True); sys.stdin.read()"
+    # there is no such engine: what has ended here so far
+    before = measure.processor_time(-1)
+    with subprocess.Popen(
+        [sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as engine:
+        assert engine.stdout is not None
+        engine.stdout.readline()
+        # what it started has ended, and it has not
+        spent = measure.processor_time(engine.pid) - before
+        assert 0.3 <= spent + 0.02 < 5
+        # this process is not below it, but above
+        assert measure.processor_time(os.getpid()) - before > spent
+        engine.communicate()
+    assert measure.processor_time(-1) - before >= 0.28
 
 
 def test_only_what_is_not_there_is_pulled_again(tmp_path: Path) -> None:
