@@ -248,6 +248,12 @@ def _start(
             start_new_session=True,
         )
     except FileNotFoundError as error:
+        if cwd is not None and not cwd.is_dir():
+            raise ForgeError(
+                f"{what}: the folder {cwd} is not there",
+                expected="nobody who removes it meanwhile",
+                mend="run the same command again",
+            ) from error
         raise ForgeError(
             f"{what}: the program {words[0]} is not there",
             expected=f"{Path(words[0]).name} on PATH",

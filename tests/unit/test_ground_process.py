@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from process_support import wait_for
 from tpuforge import process
 from tpuforge.errors import ForgeError
 
@@ -55,6 +56,11 @@ def test_failure_names_the_command_and_its_last_words() -> None:
 def test_missing_program_is_named() -> None:
     with pytest.raises(ForgeError, match="no-such-program is not there"):
         process.run(["no-such-program"], timeout=1)
+
+
+def test_a_missing_folder_is_not_called_a_missing_program(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="the folder .*/gone is not there"):
+        process.run([PYTHON, "-V"], timeout=1, cwd=tmp_path / "gone")
 
 
 def _alive(pid: int) -> bool:
@@ -115,10 +121,7 @@ sys.exit(verb.run_verb("probe", verb.parser("probe", ""), act, []))
     child = subprocess.Popen(
         [PYTHON, "-c", code], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 20
-    while not (pid_file.exists() and pid_file.read_text().strip()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: pid_file.exists() and pid_file.read_text().strip())
     child.send_signal(number)
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 130
