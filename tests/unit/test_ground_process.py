@@ -59,7 +59,7 @@ def test_missing_program_is_named() -> None:
 
 
 def test_a_missing_folder_is_not_called_a_missing_program(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="the folder .*/gone is not there"):
+    with pytest.raises(ForgeError, match=r"the folder .*/gone is not there"):
         process.run([PYTHON, "-V"], timeout=1, cwd=tmp_path / "gone")
 
 
