@@ -46,11 +46,13 @@ def mount(source: Path, target: str, *more: str) -> tuple[str, str]:
     return ("--mount", ",".join(("type=bind", f"source={source}", f"target={target}", *more)))
 
 
-def device(image: Image, *options: str, words: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
+def device(
+    image: Image, *options: str, words: tuple[str, ...] = (), before: tuple[str, ...] = ()
+) -> tuple[int, dict[str, Any]]:
     """Run the device tier with such options of docker; exit code and report."""
     suite = mount(ROOT / "smoke", "/opt/tpuforge/smoke", "readonly")
     done: subprocess.CompletedProcess[str] = image.run(
-        *("health", "--json", "-", "--tier", "device", *words),
+        *(*before, "health", "--json", "-", "--tier", "device", *words),
         options=(*HARDENED, *suite, *options),
         timeout=600,
     )
@@ -94,16 +96,38 @@ def test_a_busy_tpu_is_told_from_a_broken_one(
     assert check(report, "device.chips")["detail"] == "4 of TPU v5e"
 
 
-def test_a_driver_that_is_none_ends_one_process_and_not_the_suite(
+REFUSES = """
+import fcntl, http.server, socket, struct, subprocess, sys, threading
+# the address that every cloud VM's metadata server has, given to this container's own loopback
+address = struct.pack("16sHH4s8x", b"lo:0", socket.AF_INET, 0, socket.inet_aton("169.254.169.254"))
+with socket.socket() as control:
+    fcntl.ioctl(control, 0x8916, address)
+
+class Refuses(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print("asked for", self.path, file=sys.stderr)
+        self.send_error(403)
+
+server = http.server.ThreadingHTTPServer(("169.254.169.254", 80), Refuses)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.exit(subprocess.run(sys.argv[1:]).returncode)
+"""
+AS_METADATA_SERVER = ("--user=0", "--cap-add=NET_ADMIN", "--cap-add=NET_BIND_SERVICE")
+
+
+def test_a_driver_that_is_none_ends_one_process_and_a_server_that_refuses_is_none(
     image: Image, tmp_path: Path
 ) -> None:
     pci = mount(bus(tmp_path / "pci", "v7", 3), "/sys/bus/pci/devices", "readonly")
     nodes = [mount(node(tmp_path / f"{n}"), f"/dev/vfio/{n}") for n in range(3)]
-    code, report = device(image, *pci, *(word for pair in nodes for word in pair))
+    options = (*pci, *(word for pair in nodes for word in pair), *AS_METADATA_SERVER)
+    code, report = device(image, *options, before=("python", "-c", REFUSES))
     usable = check(report, "device.usable")
     assert (code, report["verdict"]) == (3, "device")
     assert usable["figures"]["state"] == "unusable"
+    # libtpu would ask the server 30 times, a second apart, for each of its variables
     assert usable["seconds"] < 200
+    assert usable["figures"]["env"]["TPU_SKIP_MDS_QUERY"] == "1"
     # a warning: it is the host's, and no image is unhealthy for it
     assert "3 chips of TPU v7" in check(report, "device.chips")["detail"]
     assert report["tiers"]["device"]["not_run"] == 7
@@ -141,36 +165,61 @@ ONE_HOST = {
     "v6e": (8, "2,4,1"),
     "v7": (8, "2,2,1,2"),
 }
-TWO_HOSTS = ("--env=TPU_WORKER_HOSTNAMES=a,b", "--env=JOB_COMPLETION_INDEX=1")
-LAUNCH = """
-import sys, json
+TWO_HOSTS = {"TPU_WORKER_HOSTNAMES": "a,b", "JOB_COMPLETION_INDEX": "1"}
+LAUNCHES = """
+import json, os, sys
 sys.path.insert(0, "/opt/tpuforge")
-from smoke import isolate, launch
-ended = isolate.run(launch.environment, int(sys.argv[1]), timeout=240)
-print(json.dumps({"value": ended.value, "error": ended.error}))
+import torch
+from smoke import launch
+
+for generation, count in json.loads(sys.argv[1]).items():
+    for more in ({}, json.loads(sys.argv[2])):
+        sys.stdout.flush()
+        if os.fork() == 0:
+            os.environ |= {"TPUFORGE_PCI_DEVICES": f"/hosts/{generation}", **more}
+            print(json.dumps([generation, bool(more), launch.environment(count)]), flush=True)
+            os._exit(0)
+        os.wait()
 """
 
 
-def launched(image: Image, folder: Path, generation: str, *options: str) -> dict[str, str]:
-    """What TorchTPU's launch sets on a host of that generation."""
-    count = ONE_HOST[generation][0]
-    words: list[str] = [*mount(bus(folder / "pci", generation, count), "/sys/bus/pci/devices")]
+@pytest.fixture(scope="module")
+def launched(
+    image: Image, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, bool], dict[str, str]]:
+    """What TorchTPU's launch sets: by generation, and whether it is one of two hosts.
+
+    One process imports torch, and a fork of it is shown each host.
+    """
+    folder = tmp_path_factory.mktemp("hosts")
+    simulator = Path(result("tpuforge.smoke.simulator")["folder"])
+    for generation, (count, _) in ONE_HOST.items():
+        bus(folder / generation, generation, count)
+    words: list[str] = [*mount(folder, "/hosts", "readonly")]
+    words += mount(simulator / "bus.so", "/bus.so", "readonly")
     words += mount(ROOT / "smoke", "/opt/tpuforge/smoke", "readonly")
-    for index in range(count):
+    for index in range(8):
         words += mount(node(folder / str(index)), f"/dev/vfio/{index}")
+    words += ["--env=LD_PRELOAD=/bus.so", "--env=TPUFORGE_PCI_DEVICES=/hosts/v6e"]
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(parent.stat().st_mode | 0o055)
+    counts = json.dumps({generation: count for generation, (count, _) in ONE_HOST.items()})
     done = image.run(
-        *("python", "-c", LAUNCH, str(count)), options=(*HARDENED, *words, *options), timeout=300
+        *("python", "-c", LAUNCHES, counts, json.dumps(TWO_HOSTS)),
+        options=(*HARDENED, *words),
+        timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["error"] is None
-    return dict(said["value"])
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(said) == 2 * len(ONE_HOST), done.stdout + done.stderr
+    return {(generation, two): found for generation, two, found in said}
 
 
-@pytest.mark.parametrize("generation", ["v4", "v5e", "v7"])
-def test_the_launch_of_one_host(image: Image, tmp_path: Path, generation: str) -> None:
+@pytest.mark.parametrize("generation", ONE_HOST)
+def test_the_launch_of_one_host(
+    launched: dict[tuple[str, bool], dict[str, str]], generation: str
+) -> None:
     count, topology = ONE_HOST[generation]
-    found = launched(image, tmp_path, generation)
+    found = launched[generation, False]
     assert found["TORCH_TPU_TOPOLOGY"] == topology
     addresses = found["TORCH_TPU_SLICEBUILDER_ADDRESSES"].split(",")
     assert len(set(addresses)) == count
@@ -178,10 +227,12 @@ def test_the_launch_of_one_host(image: Image, tmp_path: Path, generation: str) -
     assert "NNODES" not in found
 
 
-@pytest.mark.parametrize("generation", ["v5p", "v6e"])
-def test_the_launch_of_two_hosts(image: Image, tmp_path: Path, generation: str) -> None:
+@pytest.mark.parametrize("generation", ONE_HOST)
+def test_the_launch_of_two_hosts(
+    launched: dict[tuple[str, bool], dict[str, str]], generation: str
+) -> None:
     count, topology = ONE_HOST[generation]
-    found = launched(image, tmp_path, generation, *TWO_HOSTS)
+    found = launched[generation, True]
     assert found["TORCH_TPU_TOPOLOGY"] == topology
     addresses = found["TORCH_TPU_SLICEBUILDER_ADDRESSES"].split(",")
     hosts = [address.partition(":")[0] for address in addresses]
@@ -190,11 +241,18 @@ def test_the_launch_of_two_hosts(image: Image, tmp_path: Path, generation: str) 
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("a", "29500")
 
 
+WAITS_FOR_OTHERS = """
+import sys, json
+sys.path.insert(0, "/opt/tpuforge")
+from smoke import isolate, launch
+print(json.dumps(isolate.run(launch.together, 5.0, timeout=240).error))
+"""
+
+
 def test_hosts_that_do_not_come_are_waited_for_and_named(image: Image, tmp_path: Path) -> None:
     folder = Path(result("tpuforge.smoke.simulator")["folder"])
-    code = LAUNCH.replace("launch.environment, int(sys.argv[1])", "launch.together, 5.0")
     done = image.run(
-        *("python", "-c", code),
+        *("python", "-c", WAITS_FOR_OTHERS),
         options=(
             *HARDENED,
             *mount(ROOT / "smoke", "/opt/tpuforge/smoke", "readonly"),
@@ -210,5 +268,5 @@ def test_hosts_that_do_not_come_are_waited_for_and_named(image: Image, tmp_path:
     )
     said = json.loads(done.stdout)
     # by this word device.slice tells hosts that are not there from chips that do not work
-    assert "DistStoreError" in said["error"]
-    assert "1/2 clients joined" in said["error"]
+    assert "DistStoreError" in said
+    assert "1/2 clients joined" in said

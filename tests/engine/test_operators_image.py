@@ -1,9 +1,8 @@
-"""The audit of operators in the real image, on the real simulator: a slice of it, and a crash."""
+"""The audit of operators in the real image, on the real simulator: a slice of it."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,31 +11,8 @@ from bake_support import Image, result
 
 SLICE = (
     "add", "mm", "sum", "sort", "view", "nn.functional.layer_norm", "randn", "empty", "bmm",
-    "linalg.eigh", "cumsum", "nn.functional.pad.replicate_negative",
+    "linalg.eigh", "cumsum", "nn.functional.pad.replicate_negative", "__radd__",
 )  # fmt: skip
-
-# no operator ends the present plugin; a worker that has it loaded is ended here by hand
-CRASH = """
-import ctypes
-
-def worker():
-    import torch
-    torch.ones(1).to("tpu").cpu()
-
-    def handle(crash):
-        return ctypes.string_at(0) if crash else torch.full((2,), 3.0, device="tpu").cpu().tolist()
-
-    return handle
-"""
-
-CREW = """
-import json, sys
-sys.path.insert(0, "/opt/tpuforge")
-from smoke.operators.crew import Crew
-made = Crew("crash:worker", count=1, env={"PYTHONPATH": "/crash", "TF_CPP_MIN_LOG_LEVEL": "3"})
-ends = made.do([False, True, False])
-print(json.dumps([[end.kind, end.value, end.message] for end in ends]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +29,18 @@ def simulated() -> tuple[str, ...]:
     )
 
 
-def test_a_slice_of_the_audit(image: Image, simulated: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def found(image: Image, simulated: tuple[str, ...]) -> dict[str, Any]:
+    """The table of the slice; one worker, so that it meets its own programs again."""
     names = "|".join(name.replace(".", r"\.") for name in SLICE)
-    words = ("--only", names, "--dtype", "float32,int64", "--json", "-")
+    words = ("--only", names, "--dtype", "float32,int64", "--jobs", "1", "--json", "-")
     done = image.run("health", "operators", *words, options=simulated, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    table: dict[str, Any] = json.loads(done.stdout)
+    return table
+
+
+def test_a_slice_of_the_audit(found: dict[str, Any]) -> None:
     assert set(found["operators"]) == set(SLICE)
     status = {op: cells["float32"]["status"] for op, cells in found["operators"].items()}
     assert status == {
@@ -93,34 +75,7 @@ def test_a_slice_of_the_audit(image: Image, simulated: tuple[str, ...]) -> None:
     assert census["core"]["missing"] == []
 
 
-def test_an_operator_that_ends_its_process_takes_no_other_with_it(
-    image: Image, simulated: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "crash.py").write_text(CRASH)
-    tmp_path.chmod(0o755)
-    options = (*simulated, f"--mount=type=bind,source={tmp_path},target=/crash,readonly")
-    done = image.run("python", "-c", CREW, options=options, timeout=600)
-    assert done.returncode == 0, done.stderr
-    first, crashed, last = json.loads(done.stdout.splitlines()[-1])
-    assert first == last == ["done", [3.0, 3.0], ""]
-    assert crashed[0] == "signal" and "SIGSEGV" in crashed[2], crashed
-
-
-def test_without_a_simulator_there_is_the_census_and_no_verdict(image: Image) -> None:
-    done = image.run("health", "operators", timeout=300)
-    assert done.returncode == 2
-    assert "core ATen 193 of 193" in done.stdout
-    assert "audit: not run: no simulator is mounted" in done.stdout
-
-
-def test_operators_that_share_a_program_all_list_it(
-    image: Image, simulated: tuple[str, ...]
-) -> None:
-    # one worker, so that the second finds the program of the first in torch_tpu's own cache
-    words = ("--only", "add|__radd__|mm", "--dtype", "float32", "--jobs", "1")
-    done = image.run("health", "operators", *words, "--json", "-", options=simulated, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+def test_operators_that_share_a_program_all_list_it(found: dict[str, Any]) -> None:
     cells = {op: cells["float32"] for op, cells in found["operators"].items()}
     assert cells["add"]["programs"] == cells["__radd__"]["programs"] != []
     assert not set(cells["mm"]["programs"]) & set(cells["add"]["programs"])
@@ -132,4 +87,4 @@ def test_operators_that_share_a_program_all_list_it(
     assert cells["mm"]["gradient"]["status"] == cells["mm"]["out"]["status"] == "passes"
     assert cells["add"]["inplace"]["status"] == "passes"
     assert "inplace" not in cells["__radd__"]
-    assert found["counts_of_ways"]["inplace"]["float32"]["passes"] == 1
+    assert found["counts_of_ways"]["inplace"]["float32"]["passes"] >= 1
