@@ -15,6 +15,7 @@ import json
 import os
 import re
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,16 @@ def out_dir() -> Path:
     path = Path(os.environ.get("TPUFORGE_OUT") or ROOT / "out").absolute()
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def python_path() -> str:
+    """``PYTHONPATH`` of a module of this project in a process of its own: what this one has.
+
+    Its Python may have the packages from elsewhere than from a folder of its own, as in a rebuild
+    by another user (``reproduce``).
+    """
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    return os.pathsep.join([str(ROOT / "src"), *packages])
 
 
 def user_path(text: str | Path) -> Path:

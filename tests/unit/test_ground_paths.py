@@ -106,3 +106,10 @@ def test_text_that_is_not_utf8_is_counted_and_written_as_escapes(tmp_path: Path)
     assert said == {text: text for text in ("\\xff", "\\xfe", "\\ud800")}
     paths.write_atomic(path, f"a {odd[0]}")
     assert path.read_bytes() == b"a \\udcff"
+
+
+def test_a_module_in_a_process_of_its_own_has_the_packages_of_this_one() -> None:
+    # -S: a Python that has none of its own, as that of another user's rebuild
+    words = [sys.executable, "-S", "-c", "import tpuforge.console"]
+    env = {"PYTHONPATH": paths.python_path()}
+    assert subprocess.run(words, env=env, capture_output=True, check=False).returncode == 0

@@ -17,7 +17,7 @@ from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images.context import Inputs, Target, recipe_digest
 from tpuforge.lockfile import Locked, read_lock
-from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, sha256_text
+from tpuforge.paths import ROOT, out_dir, python_path, read_json, sha256_file, sha256_text
 from tpuforge.pins import Pins
 from tpuforge.process import clean_env, run
 
@@ -134,7 +134,7 @@ def _made(pins: Pins, progress: Progress) -> Path:
         done = run(
             [sys.executable, "-m", _MAKE, *words],
             timeout=_MAKE_S,
-            env=clean_env(PYTHONPATH=str(ROOT / "src"), TPUFORGE_OUT=str(out_dir())),
+            env=clean_env(PYTHONPATH=python_path(), TPUFORGE_OUT=str(out_dir())),
             check=False,
             doing="making the simulator",
         )
