@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lock_support import Checkout, Index, checkout, copy_of, good_index
+from process_support import wait_for
 from tpuforge.lockfile import read_lock
 
 AFTER = "2026-06-01T00:00:00Z"
@@ -22,6 +21,8 @@ UV = ("--way", "uv")
 def index_with_news() -> Index:
     """The good index, and what was uploaded after the cutoff."""
     index = good_index()
+    # alpha 1.2 is from a second after the real cutoff: from the next day on an upgrade takes it
+    index.pages["alpha"].pop()
     index.add("alpha", "1.3", uploaded=AFTER)
     index.add("filelock", "3.1", uploaded=AFTER)
     return index
@@ -120,13 +121,6 @@ def test_package_without_news_leaves_everything_as_it_was(own: Checkout) -> None
     assert held(own) == before
 
 
-def _await(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_upgrade_that_fails_beside_another_leaves_what_was_there_before_both(own: Checkout) -> None:
     """The second starts while the first has the pins moved, and both are stopped."""
     (own.lock / "smoke-py311.json").unlink()
@@ -139,14 +133,14 @@ def test_upgrade_that_fails_beside_another_leaves_what_was_there_before_both(own
         first = own.start(*command, PIP_INDEX_URL=index.url)
         second = None
         try:
-            _await(lambda: pins.read_bytes() != before["pins.toml"])
+            wait_for(lambda: pins.read_bytes() != before["pins.toml"])
             second = own.start(*command, PIP_INDEX_URL=index.url)
             assert second.stderr is not None
             assert "which is locking" in second.stderr.readline()
             first.send_signal(signal.SIGINT)
             first.communicate(timeout=60)
             assert first.returncode == 130
-            _await(lambda: pins.read_bytes() != before["pins.toml"])
+            wait_for(lambda: pins.read_bytes() != before["pins.toml"])
             second.send_signal(signal.SIGINT)
             second.communicate(timeout=60)
             assert second.returncode == 130
