@@ -291,9 +291,10 @@ def test_a_base_is_named_without_an_at_sign(
     monkeypatch.setattr(bake, "IMAGES", tmp_path / "user@domain" / "images")
     monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "user@domain" / "out"))
     assert bake._place("base/x") == "../out/base/x"
-    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "else@where"))
-    with pytest.raises(ForgeError, match="buildx cannot be told of"):
-        bake._place("base/x")
+    for name in ("else@where", os.fsdecode(b"latin-\xe4")):
+        monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / name))
+        with pytest.raises(ForgeError, match="buildx cannot be told of"):
+            bake._place("base/x")
 
 
 def test_the_flavours_are_the_locks_with_torch_tpu(checkout: Path) -> None:

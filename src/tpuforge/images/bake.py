@@ -338,9 +338,16 @@ def _place(layout: str) -> str:
     """The path of a base as buildx takes it: what follows the first @ is the digest for it.
 
     Raises:
-        ForgeError: If the out folder cannot be named without one.
+        ForgeError: If the out folder cannot be named so, or not in UTF-8.
     """
     path = out_dir() / layout
+    if os.fsencode(path).decode("utf-8", "ignore") != str(path):
+        # what it is told in JSON would be another name
+        raise ForgeError(
+            f"buildx cannot be told of {path}: its name is not UTF-8",
+            expected="an out folder with a name in UTF-8",
+            mend="set TPUFORGE_OUT to another folder",
+        )
     for place in (str(path), os.path.relpath(path, IMAGES)):
         if "@" not in place:
             return place
