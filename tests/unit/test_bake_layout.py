@@ -6,6 +6,8 @@ import ctypes
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -16,6 +18,8 @@ from tpuforge import layout as oci
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.images import bake
 from tpuforge.images.reproduce import differences
+from tpuforge.paths import ROOT
+from tpuforge.process import clean_env
 from tpuforge.zstd import Reader
 
 NAME = "tpuforge/runtime:1-torch2-py311"
@@ -199,6 +203,16 @@ def test_an_image_for_another_machine_or_a_list_of_images_is_refused(tmp_path: P
     with pytest.raises(ForgeError, match="names a list of images instead of one") as caught:
         oci.read_image(layout)
     assert caught.value.exit_code == Exit.FAULT
+
+
+def test_readings_that_nobody_ends_keep_no_process_alive(tmp_path: Path) -> None:
+    begin = f"Readings(Path({str(tmp_path)!r}), {{}}).__enter__()"
+    lines = ["from pathlib import Path", "from tpuforge.images.bake import Readings", begin]
+    words = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(
+        words, env=clean_env(PYTHONPATH=str(ROOT / "src")), timeout=60, check=False
+    )
+    assert done.returncode == 0
 
 
 def test_a_changed_manifest_or_config_is_refused(tmp_path: Path) -> None:

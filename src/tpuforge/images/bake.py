@@ -464,7 +464,8 @@ class Readings:
         self._pool = ThreadPoolExecutor(os.cpu_count())
         self._asked: dict[str, Future[tuple[bool, oci.Content | None]]] = {}
         self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch)
+        # a Ctrl-C may come before anybody is there to end it
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
         self._watcher.start()
