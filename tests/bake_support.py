@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from process_support import call
+from process_support import call, wait_for
 from tpuforge.images import context
 from tpuforge.images.reproduce import differences
 
@@ -124,10 +123,7 @@ def start_bake(*arguments: str, **variables: str) -> subprocess.Popen[str]:
 def wait_for_install(out: Path, image: Image) -> None:
     """Wait until a bake has come to its wheels."""
     log = out / "bake" / image.slug / "bake.log"
-    deadline = time.monotonic() + 300
-    while not (log.exists() and "install_wheels.py" in log.read_text(errors="replace")):
-        assert time.monotonic() < deadline, "the bake never began"
-        time.sleep(0.2)
+    wait_for(lambda: log.exists() and "install_wheels.py" in log.read_text(errors="replace"), 300)
 
 
 def agree(out: Path, image: Image) -> None:

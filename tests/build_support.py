@@ -315,11 +315,3 @@ def kill(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until something is so; fail when it never is."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)

@@ -1,9 +1,10 @@
-"""Programs that tests run to their end."""
+"""Programs that tests run to their end, or to a point on the way."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +19,11 @@ def call(
     return subprocess.run(
         words, capture_output=True, text=True, timeout=timeout, check=check, **more
     )
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until something is so; fail when it never is."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)

@@ -15,8 +15,8 @@ import pytest
 
 from bake_support import ROOT, Engine, link, result, verb
 from bazel_support import MODULE, WHEEL, arguments, get_bazel, make_workspace, set_command
-from build_support import kill, wait_for
-from process_support import call
+from build_support import kill
+from process_support import call, wait_for
 from tpuforge import pins as pins_module
 
 PINS = pins_module.load()

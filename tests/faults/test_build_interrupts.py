@@ -23,7 +23,8 @@ from pathlib import Path
 import pytest
 
 from bazel_support import GOOD, MODULE, arguments, get_bazel, make_workspace, set_command
-from build_support import Checkout, kill, make_checkout, wait_for
+from build_support import Checkout, kill, make_checkout
+from process_support import wait_for
 from remote_support import FOR_OLD_BAZEL, serve_cache
 
 SECRET = "sesame-8d1f"
@@ -95,10 +96,7 @@ def at_work(folder: Path) -> list[str]:
 
 def nothing_runs(checkout: Checkout) -> None:
     """Wait until the guard of a killed run has done its work."""
-    deadline = time.monotonic() + 30
-    while left := at_work(checkout.out):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for(lambda: not at_work(checkout.out))
 
 
 def nothing_is_left(checkout: Checkout, *, wheels: int = 0) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from build_support import wait_for
+from process_support import wait_for
 from tpuforge.build import leftovers
 
 # a server in a session of its own; an action below it in yet another, which does not mind TERM

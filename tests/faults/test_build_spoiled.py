@@ -24,9 +24,8 @@ from build_support import (
     serve,
     sha256,
     use_torch_index,
-    wait_for,
 )
-from process_support import call
+from process_support import call, wait_for
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from lock_support import Checkout, checkout, copy_of, good_index
-from process_support import call
+from process_support import call, wait_for
 
 RUNTIME = ("--flavour", "runtime", "--way", "uv")
 """Both resolvers see the cache through the one view; uv starts sooner."""
@@ -122,11 +121,7 @@ def test_stopped_run_ends_its_children_and_writes_nothing(
             words = ("--flavour", "smoke", "--python", "all")
         running = own.start(verb, *words, PIP_INDEX_URL=index.url)
         signal.signal(signal.SIGINT, before_tests)
-        deadline = time.monotonic() + 60
-        while not [path for path in index.asked if path.startswith("/files/")]:
-            assert running.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: any(path.startswith("/files/") for path in index.asked))
         running.send_signal(number)
         _, errors = running.communicate(timeout=60)
         index.hold.clear()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bake_support import ROOT, result
-from process_support import call
+from process_support import call, wait_for
 from tpuforge.lockfile import read_lock
 from tpuforge.paths import out_dir
 
@@ -42,27 +42,19 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def _wait(what: str, condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def test_kill_9_of_the_suite_leaves_no_check_behind(tmp_path: Path) -> None:
     code = "import time; from smoke import isolate; isolate.run(time.sleep, 600, timeout=600)"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
-    _wait("the check did not start", lambda: _children(parent.pid))
+    wait_for(lambda: _children(parent.pid))
     (child,) = _children(parent.pid)
     # only once the child has asked the kernel for it does it die with its parent
     status = Path(f"/proc/{child}/cmdline")
-    _wait("the check did not run", lambda: b"time:sleep" in status.read_bytes())
+    wait_for(lambda: b"time:sleep" in status.read_bytes())
     time.sleep(1)
     parent.kill()
     parent.wait()
-    _wait("the check lives on", lambda: not _lives(child))
+    wait_for(lambda: not _lives(child))
 
 
 def _lives(pid: int) -> bool:
@@ -74,7 +66,7 @@ def _lives(pid: int) -> bool:
 
 def test_kill_9_while_building_the_simulator_then_again(out: Path) -> None:
     first = subprocess.Popen(SIMULATOR, env=_env(out), stdout=subprocess.DEVNULL)
-    _wait("nothing was built", lambda: list(out.glob("simulator/.new-*/*/ziglang/zig")))
+    wait_for(lambda: list(out.glob("simulator/.new-*/*/ziglang/zig")))
     first.kill()
     first.wait()
     assert not list(out.glob("simulator/*/simulator.json"))

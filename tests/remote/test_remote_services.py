@@ -11,8 +11,9 @@ from room import PASSWORD, USER, Services
 from room import services as services_of
 
 from bazel_support import MODULE, arguments, left_running
-from build_support import free_port, kill, wait_for
+from build_support import free_port, kill
 from conftest import Place
+from process_support import wait_for
 from remote_support import Build, build, clean
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from build_support import wait_for
+from process_support import wait_for
 from tpuforge.build import events as events_module
 from tpuforge.build.checkout import TARGET
 from tpuforge.build.events import (

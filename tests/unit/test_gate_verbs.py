@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import smoke_host_support as support
+from process_support import wait_for
 from smoke_host_support import DIGEST, calls, fake_engine, fill, forge, health
 
 PLAIN = ("--tier", "static,import")
@@ -339,9 +339,7 @@ def test_told_to_stop_it_ends_every_container_and_leaves_no_verdict(tmp_path: Pa
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
-        while len(runs(client)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: len(runs(client)) >= 2)
         running.send_signal(signal.SIGTERM)
         assert running.wait(timeout=60) == 130
     finally:

@@ -8,12 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from process_support import call
+from process_support import call, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,10 +166,7 @@ module = runpy.run_path({str(ROOT / "noxfile.py")!r})
 sys.exit(module["call"]([sys.executable, "-c", {_SLOW_VERB!r}]))
 """
     child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, start_new_session=True)
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "running").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for((tmp_path / "running").exists)
     if whole_group:
         os.killpg(child.pid, number)
     else:

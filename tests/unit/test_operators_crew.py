@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from smoke.operators.crew import Crew, CrewError, Ended
 
+from process_support import wait_for
+
 WORK = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
@@ -152,7 +154,5 @@ def test_an_interruption_leaves_no_process(folder: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    deadline = time.monotonic() + 10
-    while threading.active_count() > 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: threading.active_count() == 1)
     assert list((folder / "tmp").iterdir()) == []

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import smoke_host_support as support
+from process_support import wait_for
 from smoke_host_support import CONFIG, DIGEST, calls, fake_engine, fill, forge, health
 from tpuforge.smoke import container
 
@@ -330,9 +331,7 @@ def test_a_run_that_is_told_to_stop_removes_its_container(tmp_path: Path) -> Non
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 30
-        while not (client / "running").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for((client / "running").exists)
         running.send_signal(signal.SIGTERM)
         assert running.wait(timeout=30) == 130
     finally:
@@ -407,9 +406,7 @@ def test_a_process_is_named_with_its_command(tmp_path: Path) -> None:
     env = support.verb_env(tmp_path)
     first = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
-        while not (client / "running").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for((client / "running").exists)
         done = forge("smoke.health", *PLAIN, out=tmp_path)
         assert first.wait(timeout=30) == 0
     finally:
