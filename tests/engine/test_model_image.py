@@ -15,6 +15,8 @@ import pytest
 from bake_support import ROOT, Image, result
 
 NETS = """
+import time
+
 import torch
 from torch import nn
 
@@ -71,8 +73,7 @@ def selects():
 
 
 def endless():
-    while True:
-        pass
+    time.sleep(3600)
 
 
 def greedy():
@@ -94,10 +95,19 @@ CASES = {
     "selects": 2,
     "endless": 2,
     "greedy": 2,
-    "raises": 2,
-    "number": 2,
-    "nothing": 2,
 }
+BAD = ("raises", "number", "nothing")
+LOWERED = """
+import json, sys
+sys.path.insert(0, "/opt/tpuforge")
+from smoke import model
+for name in sys.argv[1:]:
+    source = {"file": "/model/nets.py", "function": name, "mode": "auto", "memory_bytes": 4 << 30}
+    lowered = model.lower(source, "/tmp")
+    _, code, findings = model.judge(lowered, {})
+    print(json.dumps([name, code, findings]))
+"""
+"""What needs no compiler, in one process: what :func:`smoke.model.lower` is stopped by."""
 
 
 def mount(source: Path, target: str) -> tuple[str, str]:
@@ -106,13 +116,14 @@ def mount(source: Path, target: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def found(image: Image, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The result of every case; all are run at once, each in its own container."""
+def options(image: Image, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The options of a hardened container with a simulated chip and the models."""
+    assert image.record
     folder = Path(result("tpuforge.smoke.simulator")["folder"])
     nets = tmp_path_factory.mktemp("nets")
     nets.chmod(0o755)
     (nets / "nets.py").write_text(NETS)
-    options = (
+    return (
         *("--network=none", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--memory=6g"),
         *mount(folder, "/opt/simulator"),
         *mount(folder / "pci", "/sys/bus/pci/devices"),
@@ -121,6 +132,11 @@ def found(image: Image, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
         "--env=TPU_LIBRARY_PATH=/opt/simulator/wrapper.so",
         "--env=TPUFORGE_SIMULATOR=/opt/simulator",
     )
+
+
+@pytest.fixture(scope="module")
+def found(image: Image, options: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The result of every case; all are run at once, each in its own container."""
 
     def run(name: str) -> dict[str, Any]:
         limit = ("--limit", "20" if name == "endless" else "300")
@@ -188,10 +204,17 @@ def test_what_cannot_be_judged_says_why(found: dict[str, dict[str, Any]]) -> Non
     assert "not done after 20 s" in told["endless"]
     assert "building the model (endless)" in told["endless"]
     assert "MemoryError" in told["greedy"]
+    assert found["selects"]["targets"]["v6e:2x2"]["verdict"] == "unjudged"
+
+
+def test_what_is_no_model_says_what_it_is(image: Image, options: tuple[str, ...]) -> None:
+    done = image.run("python", "-c", LOWERED, *BAD, options=options)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert [(name, code) for name, code, _ in said] == [(name, 2) for name in BAD], done.stderr
+    told = {name: " ".join(findings) for name, _, findings in said}
     assert "raises raised ValueError: no such layer (nets.py, line" in told["raises"]
     assert "it returned int; it must return (module, example inputs)" in told["number"]
     assert "nets.py has no function nothing; it has" in told["nothing"]
-    assert found["selects"]["targets"]["v6e:2x2"]["verdict"] == "unjudged"
 
 
 def test_a_configuration_needs_transformers(image: Image) -> None:
