@@ -8,6 +8,7 @@ import importlib
 
 import pytest
 
+from tpuforge import verb as verb_module
 from tpuforge.paths import ROOT
 
 
@@ -31,6 +32,10 @@ def parser(verb: str, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParse
     caught: list[argparse.ArgumentParser] = []
     module = importlib.import_module(MODULES[verb])
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_verb", lambda _, made, *__, **___: caught.append(made) or 0)
+        for place in (module, verb_module):
+            if hasattr(place, "run_verb"):
+                patch.setattr(
+                    place, "run_verb", lambda _, made, *__, **___: caught.append(made) or 0
+                )
         module.main([])
     return caught[0]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from tpuforge.console import (
     Progress,
@@ -82,21 +82,78 @@ class _Parser(argparse.ArgumentParser):
         raise ForgeError(message, expected=usage, mend=f"{self.prog} --help")
 
 
-def parser(verb: str, description: str) -> argparse.ArgumentParser:
+def parser(verb: str, description: str, *, command: str = "") -> argparse.ArgumentParser:
     """An argument parser with what all verbs share.
 
     Args:
         verb: The verb, as ``nox -s`` knows it.
         description: One or two sentences on what it does.
+        command: What starts it, if it is no verb of ``./forge``.
 
     Returns:
-        A parser that already has ``--json``.
+        A parser that already has ``--json``, and takes no option by a part of its name: a script
+        that leaves the rest out would mean another one once there are two that begin so.
     """
     page = f"docs/{verb}.md"
     more = f"More: {page}; all exit codes: docs/exit-codes.md" if (ROOT / page).exists() else None
-    made = _Parser(prog=f"./forge {verb}", description=description, epilog=more)
+    prog = command or f"./forge {verb}"
+    made = _Parser(prog=prog, description=description, epilog=more, allow_abbrev=False)
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made
+
+
+def add_image(
+    made: argparse.ArgumentParser,
+    flavour: str | None = "the lock that it must have been baked from",
+    *,
+    several: bool = False,
+) -> None:
+    """Add the options that name an image.
+
+    Args:
+        made: The verb's parser.
+        flavour: What ``--flavour`` names; the verb has none if this is None.
+        several: Take more than one; ``image`` is then a list, or None.
+    """
+    made.add_argument(
+        "--image",
+        action="append" if several else "store",
+        metavar="NAME",
+        help=f"the image, such as runtime{'; by commas, or again, for more' if several else ''} "
+        "(default: lock/pins.toml's)",
+    )
+    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    if flavour is not None:
+        made.add_argument("--flavour", metavar="NAME", help=flavour)
+
+
+class Main(Protocol):
+    """What a module of a verb is started by."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run the verb with its arguments, the process's own if not given, to its exit code."""
+
+
+def main_of(
+    verb: str,
+    arguments: Callable[[], argparse.ArgumentParser],
+    action: Action,
+    *,
+    subject: Callable[[argparse.Namespace], str] | None = None,
+) -> Main:
+    """The ``main`` of a verb that has nothing to do around :func:`run_verb`.
+
+    Args:
+        verb: The verb, as ``nox -s`` knows it.
+        arguments: Makes its parser.
+        action: What it does.
+        subject: As for :func:`run_verb`.
+    """
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        return run_verb(verb, arguments(), action, argv, subject=subject)
+
+    return main
 
 
 def run_verb(
@@ -105,7 +162,7 @@ def run_verb(
     action: Action,
     argv: Sequence[str] | None = None,
     *,
-    result_name: Callable[[argparse.Namespace], str] | None = None,
+    subject: Callable[[argparse.Namespace], str] | None = None,
 ) -> int:
     """Run a verb from its command line to its exit code.
 
@@ -114,8 +171,8 @@ def run_verb(
         arguments: Its parser, from :func:`parser`.
         action: What it does.
         argv: Its arguments; the process's own if not given.
-        result_name: The name of its file in ``out/results``, from the parsed arguments; the verb
-            itself if not given.
+        subject: What the parsed arguments are about, such as ``runtime-py311``: its file in
+            ``out/results`` has that in its name, and the verb alone if this is empty or not given.
 
     Returns:
         The exit code (see :class:`~tpuforge.errors.Exit`). A reader of the output who went away
@@ -123,7 +180,7 @@ def run_verb(
     """
     guard_streams()
     try:
-        code = _run(verb, arguments, action, argv, result_name)
+        code = _run(verb, arguments, action, argv, subject)
     except SystemExit as end:
         # --help
         code = end.code if isinstance(end.code, int) else Exit.CANNOT
@@ -146,7 +203,7 @@ def _run(
     arguments: argparse.ArgumentParser,
     action: Action,
     argv: Sequence[str] | None,
-    result_name: Callable[[argparse.Namespace], str] | None,
+    subject: Callable[[argparse.Namespace], str] | None,
 ) -> int:
     words = sys.argv[1:] if argv is None else argv
     started = datetime.now(UTC)
@@ -164,9 +221,9 @@ def _run(
     }
     name = verb
     try:
-        if result_name is not None:
-            # it may read the pins, and those may be bad
-            name = result_name(options)
+        # it may read the pins, and those may be bad
+        if subject is not None and (about := subject(options)):
+            name = f"{verb}-{about}"
         with Progress(verb, quiet=options.json) as progress:
             outcome = action(options, progress)
     except ForgeError as error:

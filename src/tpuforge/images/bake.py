@@ -46,7 +46,7 @@ from tpuforge.pins import Pins, load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.records import read_record
 from tpuforge.revision import Revision, revision
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 __all__ = ["SCHEMA", "bake", "choose", "explain", "images", "main", "read_finished", "recipe"]
 
@@ -404,7 +404,7 @@ def damage(target: Target, record: Mapping[str, Any]) -> str:
 
     Returns:
         Empty if nothing is. A byte that changed without a change of its file's time is found by
-        whoever reads the layers: ``sbom``, ``verify``, ``push``.
+        whoever reads the layers: ``verify``, ``push``, a new ``sbom``.
     """
     folder = target.finished / "oci"
     try:
@@ -1092,11 +1092,7 @@ def _print_layers(data: Mapping[str, Any]) -> None:
 def arguments() -> argparse.ArgumentParser:
     """The verb's arguments."""
     made = parser(VERB, "Bake an image from the base and the wheelhouse, with no network.")
-    made.add_argument(
-        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
-    )
-    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
-    made.add_argument("--flavour", metavar="NAME", help="the lock to bake from")
+    add_image(made, "the lock to bake from")
     made.add_argument(
         "--all", action="store_true", help="every image of the set that can be had here"
     )
@@ -1130,26 +1126,17 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-def _result_name(options: argparse.Namespace) -> str:
+def _subject(options: argparse.Namespace) -> str:
     pins = load()
     if options.all:
-        return f"{VERB}-all"
+        return "all"
     if options.image in ONE_FOR_ALL:
-        return f"{VERB}-{options.image}"
+        return str(options.image)
     python = (options.python or pins.default_python).replace(".", "")
-    return f"{VERB}-{options.image or pins.default_image}-py{python}"
+    return f"{options.image or pins.default_image}-py{python}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+main = main_of(VERB, arguments, _act, subject=_subject)
 
 
 if __name__ == "__main__":

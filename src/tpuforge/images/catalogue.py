@@ -20,7 +20,7 @@ from tpuforge.images.choice import Member, lacks, member_target, members
 from tpuforge.images.context import Target, base_set
 from tpuforge.paths import ROOT, out_dir, read_json, write_atomic
 from tpuforge.pins import Pins, load
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, main_of, parser
 
 VERB = "images"
 SHORT, WHOLE = ROOT / "README.md", ROOT / "docs" / "images.md"
@@ -244,20 +244,16 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (row.member.slug, row.suite or "none", *end)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
+def arguments() -> argparse.ArgumentParser:
+    """The verb's arguments."""
     made = parser(VERB, "Show the set of images: what is baked here, and why the rest is not.")
     made.add_argument(
         "--write", action="store_true", help="write the tables in README.md and docs/images.md"
     )
-    return run_verb(VERB, made, _act, argv)
+    return made
+
+
+main = main_of(VERB, arguments, _act)
 
 
 if __name__ == "__main__":

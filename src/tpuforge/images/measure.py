@@ -46,7 +46,7 @@ from tpuforge.paths import ROOT, exclusive, out_dir, write_json
 from tpuforge.pins import load
 from tpuforge.process import clean_env, redact, run
 from tpuforge.registry import Reference, Registry
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, parser, run_verb
 
 VERB = "measure"
 SCHEMA = "tpuforge.measure/1"
@@ -713,11 +713,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 when it was measured, 1 when a rebuild of tpuforge's differs.
     """
     made = parser(VERB, "Measure bakes, sizes and pulls beside those of a plain Dockerfile.")
-    made.add_argument(
-        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
-    )
-    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
-    made.add_argument("--flavour", metavar="NAME", help="the lock to bake from")
+    add_image(made, "the lock to bake from")
     made.add_argument(
         "--times", type=int, default=_TIMES, metavar="N", help=f"rebuilds (default: {_TIMES})"
     )

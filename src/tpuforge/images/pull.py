@@ -11,7 +11,7 @@ import contextlib
 import os
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tpuforge import layout as oci
@@ -28,7 +28,7 @@ from tpuforge.registry import (
     add_options,
     from_options,
 )
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, main_of, parser
 
 VERB = "pull"
 SCHEMA = "tpuforge.pulled/1"
@@ -223,16 +223,7 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        Its exit code.
-    """
-    return run_verb(VERB, arguments(), _pull, argv)
+main = main_of(VERB, arguments, _pull)
 
 
 if __name__ == "__main__":

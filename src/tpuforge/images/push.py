@@ -32,7 +32,7 @@ from tpuforge.registry import (
     from_options,
     read_referrers,
 )
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "push"
 _HEALTH = "application/vnd.tpuforge.health.v1+json"
@@ -370,10 +370,7 @@ def _leave(slug: str, outcome: Outcome, started: datetime) -> None:
 def arguments() -> argparse.ArgumentParser:
     """The verb's arguments."""
     made = parser(VERB, "Put baked images into a registry, with what is attached to them.")
-    made.add_argument(
-        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
-    )
-    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
+    add_image(made, flavour=None)
     made.add_argument(
         "--all", action="store_true", help="every image that is baked here, to HOST/NAME/<image>"
     )
@@ -390,20 +387,11 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-def _result_name(options: argparse.Namespace) -> str:
-    return VERB if options.all else f"{VERB}-{choose(options)[0]}"
+def _subject(options: argparse.Namespace) -> str:
+    return "" if options.all else choose(options)[0]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        Its exit code.
-    """
-    return run_verb(VERB, arguments(), _push, argv, result_name=_result_name)
+main = main_of(VERB, arguments, _push, subject=_subject)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from tpuforge.paths import ROOT, exclusive, out_dir
 from tpuforge.pins import load
 from tpuforge.process import clean_env, run
 from tpuforge.records import read_record
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "reproduce"
 SHOWN = 10
@@ -561,21 +561,10 @@ def _lines(data: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        The exit code: 0 when all bakes agree, 1 when they differ.
-    """
+def arguments() -> argparse.ArgumentParser:
+    """The verb's arguments."""
     made = parser(VERB, "Bake again and again from nothing, and compare the images bit for bit.")
-    made.add_argument(
-        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
-    )
-    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
-    made.add_argument("--flavour", metavar="NAME", help="the lock to bake from")
+    add_image(made, "the lock to bake from")
     made.add_argument("--all", action="store_true", help="every image that was baked here")
     made.add_argument(
         "--times", type=int, default=_WAYS, metavar="N", help=f"rebuilds (default: {_WAYS})"
@@ -591,7 +580,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="hold it against the finished image in out/images, and bake nothing",
     )
     registry.add_options(made)
-    return run_verb(VERB, made, _act, argv)
+    return made
+
+
+main = main_of(VERB, arguments, _act)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tpuforge import layout as oci
+from tpuforge import pins as pins_module
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import out_dir
-from tpuforge.pins import Pins
 from tpuforge.records import not_baked, read_record
 
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
@@ -81,34 +81,16 @@ class Baked:
         return self.folder / "attestations"
 
 
-def add_arguments(made: argparse.ArgumentParser, *, several: bool = True) -> None:
-    """Add the arguments that choose an image.
-
-    Args:
-        made: The parser.
-        several: Whether ``--all`` is offered.
-    """
-    made.add_argument(
-        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
-    )
-    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
-    made.add_argument(
-        "--flavour", metavar="NAME", help="the lock that it must have been baked from"
-    )
-    if several:
-        made.add_argument("--all", action="store_true", help="every image that is baked here")
-
-
-def slug_of(options: argparse.Namespace, pins: Pins) -> str:
+def slug_of(options: argparse.Namespace) -> str:
     """The folder name of the image that the arguments name.
 
     Args:
         options: With ``image`` and ``python``; each None for the pins' default.
-        pins: The pins.
 
     Raises:
-        ForgeError: If it can be none, or there is no such Python.
+        ForgeError: If it can be none, there is no such Python, or the pins are bad.
     """
+    pins = pins_module.load()
     image = named(options.image or pins.default_image)
     whole = out_dir() / "images" / image
     # the builder and the simulator are the same for every Python
@@ -145,12 +127,11 @@ def words(record: Mapping[str, Any]) -> str:
     return f"--image {record['image']}{python}"
 
 
-def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
+def choose(options: argparse.Namespace) -> list[Baked]:
     """The images that the arguments name.
 
     Args:
-        options: As :func:`add_arguments` made them.
-        pins: The pins.
+        options: With ``image``, ``python`` and ``flavour``; also with ``all``, if the verb has it.
 
     Raises:
         ForgeError: If there is none of them (exit code 2), or one is damaged (exit code 1).
@@ -168,7 +149,7 @@ def choose(options: argparse.Namespace, pins: Pins) -> list[Baked]:
                 "no image is baked here", expected="an image in out/images", mend="./forge bake"
             )
         return [load(slug) for slug in found]
-    one = load(slug_of(options, pins))
+    one = load(slug_of(options))
     if options.flavour and one.record["flavour"] != options.flavour:
         raise ForgeError(
             f"{one.slug} was baked from the flavour {one.record['flavour']}",

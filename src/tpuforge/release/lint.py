@@ -11,7 +11,7 @@ from tpuforge import process
 from tpuforge.console import Progress
 from tpuforge.errors import Exit
 from tpuforge.paths import ROOT
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, main_of, parser
 
 _LIMIT_S = 600.0
 _SCRIPTS = ("images/tpu-vm/gke-manifest", "images/tpu-vm/tpu-run")
@@ -70,21 +70,13 @@ def _lint(options: argparse.Namespace, progress: Progress) -> Outcome:
     return Outcome("done", f"{', '.join(commands)} found nothing", {"faults": {}})
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the ``lint`` verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        0 when every checker is content, 1 when one found a fault, 2 when one could not run.
-    """
-    return run_verb(
-        "lint",
-        parser("lint", "Check style, types, shell scripts and Dockerfiles with the locked tools."),
-        _lint,
-        argv,
+def _parser() -> argparse.ArgumentParser:
+    return parser(
+        "lint", "Check style, types, shell scripts and Dockerfiles with the locked tools."
     )
+
+
+main = main_of("lint", _parser, _lint)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tpuforge.health_report import TIERS
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_atomic, write_json
 from tpuforge.pins import load
 from tpuforge.records import not_baked
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 REPORT_SCHEMA = "tpuforge.report/1"
 BENCH_SCHEMA = "tpuforge.bench/1"
@@ -84,13 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "codes: 0 healthy, 1 unhealthy, 2 not judged (no health report of this image), 3 a TPU "
         "is unusable.",
     )
-    made.add_argument(
-        "--image", metavar="NAME", help="the image, such as runtime (default: lock/pins.toml's)"
-    )
-    made.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
-    made.add_argument(
-        "--flavour", metavar="NAME", help="the lock that it must have been baked from"
-    )
+    add_image(made)
     return made
 
 
@@ -614,16 +608,7 @@ def _show(one: Judged, verdict: str, target: Path, front: Path | None) -> None:
     print()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb ``report``.
-
-    Args:
-        argv: Arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb("report", _parser(), _report, argv)
+main = main_of("report", _parser, _report)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from tpuforge.release.bill import Part, Subject
 from tpuforge.release.inventory import VENV, Inventory, Layer
 from tpuforge.release.licences import NONE
 from tpuforge.revision import Revision
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "sbom"
 SCHEMA = "tpuforge.attestations/1"
@@ -487,7 +487,7 @@ def _outcome(
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     pins = load()
-    images = baked.choose(options, pins)
+    images = baked.choose(options)
     made = []
     known: dict[str, Layer] = {}
     for image in images:
@@ -527,7 +527,8 @@ def arguments() -> argparse.ArgumentParser:
     made = parser(
         VERB, "Write an image's bills of materials and its provenance, to be attached to it."
     )
-    baked.add_arguments(made)
+    add_image(made)
+    made.add_argument("--all", action="store_true", help="every image that is baked here")
     made.add_argument(
         "--release",
         action="store_true",
@@ -536,20 +537,11 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-def _result_name(options: argparse.Namespace) -> str:
-    return VERB if options.all else f"{VERB}-{baked.slug_of(options, load())}"
+def _subject(options: argparse.Namespace) -> str:
+    return "" if options.all else baked.slug_of(options)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+main = main_of(VERB, arguments, _act, subject=_subject)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,10 @@ from tpuforge import host
 from tpuforge.console import Progress, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, user_path
-from tpuforge.pins import load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.release import baked, bill, sbom
 from tpuforge.release.baked import Baked
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "scan"
 ACCEPTED = ROOT / "images" / "vulnerabilities.toml"
@@ -406,7 +405,7 @@ def judge(findings: Iterable[Finding], accepted: Sequence[Accepted], today: date
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
     accepted = read_accepted(user_path(options.accepted))
-    (image,) = baked.choose(options, load())
+    (image,) = baked.choose(options)
     reports = scan(image, options, progress)
     ran = [one for one in reports if not one.not_run]
     judged = judge(
@@ -490,7 +489,7 @@ def _print(judged: Judged) -> None:
 def arguments() -> argparse.ArgumentParser:
     """The verb's arguments."""
     made = parser(VERB, "Look for known vulnerabilities in an image.")
-    baked.add_arguments(made, several=False)
+    add_image(made)
     made.add_argument(
         "--scope",
         choices=("all", "wheels", "system"),
@@ -516,20 +515,7 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-def _result_name(options: argparse.Namespace) -> str:
-    return f"{VERB}-{baked.slug_of(options, load())}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+main = main_of(VERB, arguments, _act, subject=baked.slug_of)
 
 
 if __name__ == "__main__":

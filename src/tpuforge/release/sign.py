@@ -17,12 +17,11 @@ from tpuforge.console import Progress, print_table
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import read_json
-from tpuforge.pins import load
 from tpuforge.registry import Reference, Registry, add_options, from_options
 from tpuforge.release import baked, cosign, referrers, sbom
 from tpuforge.release.baked import Baked
 from tpuforge.release.cosign import Cosign, NotSignedError, Signer
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "sign"
 
@@ -201,7 +200,7 @@ def _unsigned(
 
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
-    (image,) = baked.choose(options, load())
+    (image,) = baked.choose(options)
     registry = from_options(options, progress)
     ref = target_of(image, options.to)
     # an empty one is a variable that is not set, and no wish to sign by an identity
@@ -220,7 +219,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
 def arguments() -> argparse.ArgumentParser:
     """The verb's arguments."""
     made = parser(VERB, "Sign an image in a registry, and what is attached to it, with cosign.")
-    baked.add_arguments(made, several=False)
+    add_image(made)
     made.add_argument(
         "--to", metavar="HOST/NAME", help="where it is; where it was pushed last if not given"
     )
@@ -236,20 +235,7 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-def _result_name(options: argparse.Namespace) -> str:
-    return f"{VERB}-{baked.slug_of(options, load())}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+main = main_of(VERB, arguments, _act, subject=baked.slug_of)
 
 
 if __name__ == "__main__":

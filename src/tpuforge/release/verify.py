@@ -24,14 +24,13 @@ from tpuforge.console import Progress, visible
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import out_dir, parse_json, read_json
-from tpuforge.pins import load
 from tpuforge.registry import Reference, Registry, add_options, from_options
 from tpuforge.release import attest, baked, bill, cosign, installed, inventory, referrers, sbom
 from tpuforge.release.baked import Baked
 from tpuforge.release.cosign import Cosign, Signer
 from tpuforge.release.inventory import Inventory
 from tpuforge.release.referrers import Referrer
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "verify"
 
@@ -601,7 +600,6 @@ def _signer(options: argparse.Namespace) -> Signer:
 
 
 def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
-    pins = load()
     text = options.what or ""
     if "/" in text:
         ref = Reference.parse(text)
@@ -624,7 +622,7 @@ def _act(options: argparse.Namespace, progress: Progress) -> Outcome:
         if text:
             image = baked.load(text)
         else:
-            (image,) = baked.choose(options, pins)
+            (image,) = baked.choose(options)
         verdict = verify_local(image, progress, healthy=options.healthy)
         name, digest, notes = image.slug, image.image.manifest.digest, []
     return _outcome(name, digest, verdict, notes)
@@ -667,7 +665,7 @@ def arguments() -> argparse.ArgumentParser:
         metavar="IMAGE",
         help="HOST/NAME@sha256:… in a registry, or a folder of out/images such as runtime-py311",
     )
-    baked.add_arguments(made, several=False)
+    add_image(made)
     made.add_argument("--key", metavar="KEY", help="the public key that has to have signed it")
     made.add_argument("--identity", help="the identity of a keyless signature")
     made.add_argument("--issuer", help="who has to vouch for that identity")
@@ -684,22 +682,11 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-def _result_name(options: argparse.Namespace) -> str:
-    if options.what:
-        return VERB
-    return f"{VERB}-{baked.slug_of(options, load())}"
+def _subject(options: argparse.Namespace) -> str:
+    return "" if options.what else baked.slug_of(options)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb.
-
-    Args:
-        argv: Its arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(VERB, arguments(), _act, argv, result_name=_result_name)
+main = main_of(VERB, arguments, _act, subject=_subject)
 
 
 if __name__ == "__main__":

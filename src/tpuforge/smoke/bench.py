@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_json
 from tpuforge.smoke import container, simulator
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, main_of, parser
 
 BENCH_SCHEMA = "tpuforge.bench/1"
 LIMIT_S = 1200.0
@@ -313,22 +312,7 @@ def _show(result: dict[str, Any], subject: container.Subject) -> None:
         print(line)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb ``bench``.
-
-    Args:
-        argv: Arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(
-        "bench",
-        _parser(),
-        _bench,
-        argv,
-        result_name=lambda options: f"bench-{container.slug(options)}",
-    )
+main = main_of("bench", _parser, _bench, subject=container.slug)
 
 
 if __name__ == "__main__":

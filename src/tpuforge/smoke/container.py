@@ -41,6 +41,7 @@ from tpuforge.paths import (
 from tpuforge.pins import load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.records import not_baked
+from tpuforge.verb import add_image
 
 IMAGE_SCHEMA = "tpuforge.image/1"
 ENGINE_SCHEMA = "tpuforge.engine/1"
@@ -190,21 +191,10 @@ def add_choice(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
         parser: A verb's parser.
         several: Take more than one; ``image`` and ``image_ref`` are then lists, or None.
     """
-    action = "append" if several else "store"
-    more = "; by commas, or again, for more" if several else ""
-    parser.add_argument(
-        "--image",
-        action=action,
-        metavar="NAME",
-        help=f"the image, such as runtime{more} (default: lock/pins.toml's)",
-    )
-    parser.add_argument("--python", metavar="X.Y", help="its Python (default: lock/pins.toml's)")
-    parser.add_argument(
-        "--flavour", metavar="NAME", help="the lock that it must have been baked from"
-    )
+    add_image(parser, several=several)
     parser.add_argument(
         "--image-ref",
-        action=action,
+        action="append" if several else "store",
         metavar="REF",
         help="run this image of the engine, wherever it came from, instead of a baked one"
         + ("; again for more" if several else ""),

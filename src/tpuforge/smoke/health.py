@@ -207,9 +207,9 @@ def _names(options: argparse.Namespace) -> list[argparse.Namespace]:
     return made or [one()]
 
 
-def _result_name(options: argparse.Namespace) -> str:
+def _subject(options: argparse.Namespace) -> str:
     names = _names(options)
-    return f"smoke-{container.slug(names[0])}" if len(names) == 1 else "smoke"
+    return container.slug(names[0]) if len(names) == 1 else ""
 
 
 def _subjects(
@@ -646,7 +646,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _parser(),
             lambda options, progress: _smoke(options, progress, verdicts),
             argv,
-            result_name=_result_name,
+            subject=_subject,
         )
     gate.announce(verdicts[0] if verdicts else None, code, stream)
     return code

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import out_dir, read_json
 from tpuforge.smoke import container, simulator
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, main_of, parser
 
 SCHEMA = "tpuforge.model/1"
 _MOUNTED = "/model"
@@ -241,22 +240,7 @@ def _size(value: int | None) -> str:
     return size(value) if value is not None else "-"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb ``model``.
-
-    Args:
-        argv: Arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(
-        "model",
-        _parser(),
-        _model,
-        argv,
-        result_name=lambda options: f"model-{container.slug(options)}",
-    )
+main = main_of("model", _parser, _model, subject=container.slug)
 
 
 if __name__ == "__main__":

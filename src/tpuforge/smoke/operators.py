@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, read_json
 from tpuforge.process import clean_env, run
 from tpuforge.smoke import container, simulator
-from tpuforge.verb import Outcome, parser, run_verb
+from tpuforge.verb import Outcome, main_of, parser
 
 SCHEMA = "tpuforge.operators/1"
 FILES = ("operators.json", "operators.html")
@@ -269,22 +268,7 @@ def _compare(options: argparse.Namespace, new: Path, outcome: Outcome) -> None:
         outcome.exit_code = Exit.FAULT
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb ``operators``.
-
-    Args:
-        argv: Arguments; the process's own if not given.
-
-    Returns:
-        The exit code.
-    """
-    return run_verb(
-        "operators",
-        _parser(),
-        _operators,
-        argv,
-        result_name=lambda options: f"operators-{container.slug(options)}",
-    )
+main = main_of("operators", _parser, _operators, subject=container.slug)
 
 
 if __name__ == "__main__":
