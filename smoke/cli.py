@@ -56,6 +56,7 @@ class UnjudgedError(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="health",
+        allow_abbrev=False,
         description="Judge this image: files, imports, compiles for real TPUs, and a TPU if there "
         "is one. Exit codes: 0 healthy, 1 unhealthy, 2 could not judge, 3 TPU busy or unusable.",
         epilog="Arguments after -- go to pytest. Further commands with a --help of their own: "

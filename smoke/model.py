@@ -435,6 +435,7 @@ _STOPPED = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="health model",
+        allow_abbrev=False,
         description="Lower a model with torch_tpu and compile it with libtpu, with no TPU. Exit "
         "codes: 0 compiles and fits, 1 does not, 2 could not judge.",
     )

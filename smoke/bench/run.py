@@ -266,6 +266,7 @@ def host() -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bench",
+        allow_abbrev=False,
         description="Time imports, first and steady steps and compiles, each in fresh processes.",
         epilog="Exit codes: 0 measured (what could not run here says why), 1 a measurement "
         "failed, 2 usage or an unwritable result.",

@@ -59,6 +59,7 @@ class CannotError(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="health operators",
+        allow_abbrev=False,
         description="Which operators of PyTorch this image runs on a TPU: a census of its kernels, "
         "every OpInfo entry run on the simulator and compared with the CPU, and every program that "
         "comes of it compiled by libtpu. Exit codes: 0 all as known, 1 something that nobody knew, "

@@ -119,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(prog="make.py", description="Make the corpus again.")
+    parser = argparse.ArgumentParser(
+        prog="make.py", description="Make the corpus again.", allow_abbrev=False
+    )
     parser.add_argument("--baseline", action="store_true", help="only the figures of this libtpu")
     parser.add_argument("--into", type=Path, default=programs.HERE, metavar="FOLDER")
     options = parser.parse_args(argv)

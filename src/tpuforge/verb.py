@@ -82,13 +82,13 @@ class _Parser(argparse.ArgumentParser):
         raise ForgeError(message, expected=usage, mend=f"{self.prog} --help")
 
 
-def parser(verb: str, description: str, *, command: str = "") -> argparse.ArgumentParser:
+def parser(verb: str, description: str, *, module: str = "") -> argparse.ArgumentParser:
     """An argument parser with what all verbs share.
 
     Args:
         verb: The verb, as ``nox -s`` knows it.
         description: One or two sentences on what it does.
-        command: What starts it, if it is no verb of ``./forge``.
+        module: What starts it, if it is no verb of ``./forge``.
 
     Returns:
         A parser that already has ``--json``, and takes no option by a part of its name: a script
@@ -96,7 +96,7 @@ def parser(verb: str, description: str, *, command: str = "") -> argparse.Argume
     """
     page = f"docs/{verb}.md"
     more = f"More: {page}; all exit codes: docs/exit-codes.md" if (ROOT / page).exists() else None
-    prog = command or f"./forge {verb}"
+    prog = f".venv/bin/python -m {module}" if module else f"./forge {verb}"
     made = _Parser(prog=prog, description=description, epilog=more, allow_abbrev=False)
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     return made

@@ -13,13 +13,18 @@ from typing import Any
 import pytest
 
 import smoke_host_support as support
+from tpuforge.errors import ForgeError
 from tpuforge.paths import ROOT
 from verb_support import MODULES, PARSED, parser
 
 SOURCE = ROOT / "src" / "tpuforge"
 
 
-NEEDED = {"push": ["--to", "registry.invalid/name"], "model": [f"{__file__}:build"]}
+NEEDED = {
+    "model": [f"{__file__}:build"],
+    "pull": ["registry.invalid/name"],
+    "push": ["--to", "registry.invalid/name"],
+}
 """What a verb has to be given before it looks at anything else."""
 
 
@@ -65,6 +70,50 @@ def test_an_option_that_does_not_exist(
     assert error["mend"] == f"./forge {verb} --help"
     # nothing was begun: what the run before this one left is not touched
     assert not out.exists()
+
+
+def test_what_is_no_verb_is_named_by_what_starts_it(capfd: pytest.CaptureFixture[str]) -> None:
+    sources = {path: path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
+    modules = {
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+        for path, text in sources.items()
+        if "__main__" in text and re.search(r"^from tpuforge.verb import", text, re.MULTILINE)
+    }
+    others = sorted(modules - set(MODULES.values()))
+    assert others == ["tpuforge.build.bazelisk", "tpuforge.smoke.simulator"]
+    for name in others:
+        assert importlib.import_module(name).main(["--no-such-option"]) == 2
+        assert f"mend:     .venv/bin/python -m {name} --help\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("verb", PARSED)
+def test_an_option_whose_name_is_cut_short(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = parser(verb, monkeypatch)
+    needed = NEEDED.get(verb, [])
+    for option in made._option_string_actions.keys() - {"-h"}:
+        short = option[:-1]
+        if len(short) > 2 and not {short, option} & set(needed):
+            with pytest.raises(ForgeError, match=f"unrecognized arguments: {short}$"):
+                made.parse_args([*needed, short])
+
+
+def test_no_program_takes_an_option_whose_name_is_cut_short() -> None:
+    """Those that are no verbs too: in an image, and on a TPU host."""
+    images = ROOT / "images"
+    programs = [images / "tpu-vm" / name for name in ("gke-manifest", "tpu-run")]
+    for folder in (SOURCE, ROOT / "smoke", images / "files" / "root"):
+        programs += folder.rglob("*.py")
+    texts = {path: path.read_text(encoding="utf-8") for path in programs}
+    made = {
+        f"{path.relative_to(ROOT)}:{node.lineno}": {word.arg for word in node.keywords}
+        for path, text in texts.items()
+        if "import argparse" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("argparse.ArgumentParser", "_Parser")
+    }
+    assert len(made) > 8
+    assert [place for place, words in made.items() if "allow_abbrev" not in words] == []
 
 
 @pytest.mark.parametrize("verb", PARSED)

@@ -476,7 +476,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = parser("bazelisk", "Fetch the pinned Bazelisk, and check its digest.")
+    arguments = parser(
+        "bazelisk",
+        "Fetch the pinned Bazelisk, and check its digest.",
+        module="tpuforge.build.bazelisk",
+    )
     return run_verb("bazelisk", arguments, _fetch, argv)
 
 

@@ -23,7 +23,7 @@ from tpuforge.process import clean_env, run
 
 NAME = "builder"
 _FETCH_S = 600.0
-_FETCH = "python -m tpuforge.build.bazelisk"
+_FETCH = "tpuforge.build.bazelisk"
 # how npm reaches its registry, and where the project's own folders are
 _PASSED_ON = ("NODE_EXTRA_CA_CERTS", "TPUFORGE_OUT")
 
@@ -127,7 +127,7 @@ def _bazelisk(pin: Bazelisk, progress: Progress) -> Path:
     }
     with progress.step(f"fetching Bazelisk {pin.version}"):
         done = run(
-            [sys.executable, "-m", "tpuforge.build.bazelisk"],
+            [sys.executable, "-m", _FETCH],
             timeout=_FETCH_S,
             env=clean_env(PYTHONPATH=str(ROOT / "src"), **passed),
             check=False,
@@ -138,7 +138,7 @@ def _bazelisk(pin: Bazelisk, progress: Progress) -> Path:
         raise ForgeError(
             f"the pinned Bazelisk cannot be had\n{done.tail}",
             expected=f"{pin.file} of {pin.npm}@{pin.version} in {path.parent}",
-            mend=f"PYTHONPATH=src {_FETCH}, or put the file there by hand",
+            mend=f".venv/bin/python -m {_FETCH}, or put the file there by hand",
             exit_code=Exit(done.code) if done.code in set(Exit) and done.code else Exit.CANNOT,
         )
     return path

@@ -299,7 +299,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    made = parser("simulator", "Build the simulator that the health suite and the bench mount.")
+    made = parser(
+        "simulator",
+        "Build the simulator that the health suite and the bench mount.",
+        module="tpuforge.smoke.simulator",
+    )
     made.add_argument(
         "--generation",
         default=DEFAULT_GENERATION,

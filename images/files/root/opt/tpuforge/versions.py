@@ -118,7 +118,9 @@ def table(told: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def main() -> int:
     """Print the table, the whole list of packages, or everything as JSON."""
-    arguments = argparse.ArgumentParser(prog="versions", description="What this image is made of.")
+    arguments = argparse.ArgumentParser(
+        prog="versions", description="What this image is made of.", allow_abbrev=False
+    )
     form = arguments.add_mutually_exclusive_group()
     form.add_argument("--all", action="store_true", help="every package, as NAME==VERSION")
     form.add_argument("--json", action="store_true", help=f"everything, schema {SCHEMA}")
