@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import signal
 import tarfile
@@ -177,13 +178,19 @@ def test_a_flipped_byte_of_a_layer(toy: Toy) -> None:
     layer = blobs[-1]
     data = bytearray(layer.read_bytes())
     data[700] ^= 1
+    before = layer.stat().st_mtime_ns
     layer.write_bytes(data)
     found = failed(toy)
     assert f"sha256:{layer.name}" in found["every blob of the layout is of its digest"]
+    # where the documents are there, what was written to since the bake is read, and nothing else
+    error = toy.about("sbom", code=1)["error"]
+    os.utime(layer, ns=(before, before))
+    assert toy.about("sbom")["status"] == "unchanged"
     # a bake that looks at times and sizes alone would find nothing to do
     (toy.folder / "attestations.json").unlink()
-    mend = toy.about("sbom", code=1)["error"]["mend"]
-    assert mend == "./forge bake --no-cache --image toy --python 3.11"
+    assert toy.about("sbom", code=1)["error"] == error
+    assert f"sha256:{layer.name}" in error["found"]
+    assert error["mend"] == "./forge bake --no-cache --image toy --python 3.11"
 
 
 def _size(path: Path) -> int:

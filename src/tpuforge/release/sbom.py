@@ -349,7 +349,10 @@ def write(
     base = _base_record(image)
     key = _key(image, pins, base, source)
     before = record_of(image)
-    if before is not None and before["key"] == key and _whole(image, before):
+    # a moment's look, as a bake takes it: only what was written to since the bake is read
+    finished = (image.folder / "image.json").stat().st_mtime_ns
+    sound = not oci.damaged_since(image.layout, image.image, finished)
+    if before is not None and before["key"] == key and sound and _whole(image, before):
         return _outcome(image, before, source, unchanged=True)
     bad = _damaged(image, progress)
     if bad:
