@@ -12,7 +12,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import read_regular
+from tpuforge.paths import ROOT, read_regular
 
 _T = TypeVar("_T")
 _MOST_BYTES = 1 << 24
@@ -29,17 +29,20 @@ def read(path: Path, page: str) -> Table:
         All of it, as a table.
 
     Raises:
-        ForgeError: If it is missing (exit code 2), or no TOML (exit code 1).
+        ForgeError: If it cannot be read (exit code 2), or is no TOML (exit code 1).
     """
     try:
         return Table(path, page, "", tomllib.loads(read_regular(path, _MOST_BYTES).decode()))
-    except FileNotFoundError as error:
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
         raise ForgeError(
-            f"{path} is not there",
+            f"{path} is not there" if missing else f"{path} cannot be read: {error.strerror}",
             expected=f"a file as in {page}",
-            mend=f"git checkout -- lock/{path.name}",
+            mend=f"git checkout -- {path.relative_to(ROOT)}"
+            if path.is_relative_to(ROOT)
+            else "name a file that is there",
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ForgeError(
             f"{path.name} is not TOML: {error}",
             expected=f"TOML as in {page}",

@@ -160,6 +160,7 @@ def test_an_image_a_python_or_a_flavour_that_does_not_exist(
         ("pull", [f"localhost:9/x@sha256:{'0' * 64}", "--ca", "no"]),
         ("reproduce", ["--times", "0"]),
         ("reproduce", ["--against", "nonsense"]),
+        ("scan", ["--accepted", "."]),
         ("scan", ["--accepted", "no"]),
         ("smoke", ["--tier", "nonsense"]),
         ("smoke", ["--jobs", "0"]),

@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -24,7 +23,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from tpuforge import host
+from tpuforge import host, tables
 from tpuforge.console import Progress, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, user_path
@@ -37,7 +36,6 @@ VERB = "scan"
 ACCEPTED = ROOT / "images" / "vulnerabilities.toml"
 
 _SCAN_S = 1200.0
-_KEYS = {"id": str, "package": str, "reason": str, "until": date}
 # where a scanner has its database, and how it gets it
 _PASSED_ON = (
     "GRYPE_DB_AUTO_UPDATE",
@@ -128,29 +126,18 @@ def read_accepted(path: Path) -> list[Accepted]:
     Raises:
         ForgeError: If it cannot be read (exit code 2), or an entry has no reason or last day (1).
     """
-    try:
-        body = tomllib.loads(path.read_text(encoding="utf-8"))
-        if body.pop("schema", None) != 1 or set(body) - {"accepted"}:
-            raise ValueError("it needs schema = 1, and no key but [[accepted]] beside it")
-        found = []
-        for at, entry in enumerate(body.get("accepted", []), 1):
-            wrong = sorted(set(entry) ^ set(_KEYS))
-            wrong += [
-                name
-                for name, kind in _KEYS.items()
-                if name in entry and (type(entry[name]) is not kind or not entry[name])
-            ]
-            if wrong:
-                raise ValueError(f"entry {at}: look at {', '.join(wrong)}")
-            found.append(Accepted(**entry))
-        return found
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ForgeError(
-            f"{path.name}: {error}",
-            expected="entries with id, package, reason and until, a day such as 2027-01-31",
-            mend=f"mend {path}; docs/scan.md has its form",
-            exit_code=Exit.CANNOT if isinstance(error, OSError) else Exit.FAULT,
-        ) from error
+    whole = tables.read(path, "docs/scan.md")
+    schema = whole.integer("schema")
+    if schema != 1:
+        raise whole.bad("schema", str(schema), "1")
+    entries = whole.tables("accepted")
+    whole.end()
+    return [
+        one.ended(
+            Accepted(one.text("id"), one.text("package"), one.text("reason"), one.day("until"))
+        )
+        for one in entries
+    ]
 
 
 def wheels_of(image: Baked) -> list[tuple[str, str]]:
