@@ -65,6 +65,7 @@ target "_wheels" {
     wheels-rest      = "${WORK}/wheels/rest"
     wheels-pip       = "${WORK}/wheels/pip"
     wheels-smoke     = "${WORK}/wheels/smoke"
+    wheels-installer = "${WORK}/wheels/installer"
     facts            = "${WORK}/facts"
     suite            = "${WORK}/suite"
   }

@@ -175,7 +175,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small checkout of its own, and an out folder with its wheels."""
     lock(tmp_path, "runtime", RUNTIME)
     lock(tmp_path, "smoke", {"pytest==9.2.0": b"pytest"})
-    lock(tmp_path, "tools", {"nox==1": b"nox", "pip==26.3": b"pip"})
+    lock(tmp_path, "tools", {"nox==1": b"nox", "pip==26.3": b"pip", "uv==0.13": b"uv"})
     for name in ("images/Dockerfile", "smoke/cli.py", "smoke/programs/add.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)

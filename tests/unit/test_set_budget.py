@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import os
+import shutil
+import subprocess
+import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import uv
 
 from tpuforge import layout as oci
 from tpuforge.errors import ForgeError
@@ -94,15 +100,21 @@ def test_blobs_of_a_sibling_are_linked_and_others_left_alone(tmp_path: Path) -> 
     assert len(list(two.path(here).parent.iterdir())) == 2
 
 
-@pytest.fixture
-def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script of the bake, on folders of the test."""
-    path = ROOT / "images" / "files" / "build" / "check_environment.py"
-    spec = importlib.util.spec_from_file_location("check_environment", path)
+def script(name: str) -> ModuleType:
+    """A script that runs inside the bake, as a module."""
+    path = ROOT / "images" / "files" / "build" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("OUT", "GROUPS", "FACTS"):
+    return module
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script of the bake, on folders of the test."""
+    module = script("check_environment")
+    for name in ("OUT", "SITE", "FACTS"):
         monkeypatch.setattr(module, name, tmp_path / name.lower())
     monkeypatch.setattr(module, "LEFT_OUT", tmp_path / "facts" / "left-out")
     (tmp_path / "facts" / "opt" / "tpuforge").mkdir(parents=True)
@@ -147,22 +159,10 @@ def test_nothing_else_is(judge: Any, monkeypatch: pytest.MonkeyPatch, line: str)
         judge.complete()
 
 
-def test_a_file_that_hides_another_is_refused(judge: Any, tmp_path: Path) -> None:
-    for group, text in (("more", "one"), ("rest", "one")):
-        path = tmp_path / "groups" / group / SITE / "tests" / "__init__.py"
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    # the same bytes hide nothing
-    judge.apart()
-    path.write_text("two")
-    with pytest.raises(SystemExit, match=f"two layers differ in /{SITE}/tests/__init__.py"):
-        judge.apart()
-
-
 def test_a_file_that_two_packages_bring_is_refused(judge: Any, tmp_path: Path) -> None:
-    """As two wheels with a folder of tests at their top; within one layer the later one wins."""
+    """As two wheels with a folder of tests at their top; the later one wins."""
     for name, digest in (("one-1", "sha256=aa"), ("two-2", "sha256=aa")):
-        folder = tmp_path / "groups" / "more" / SITE / f"{name}.dist-info"
+        folder = tmp_path / "site" / f"{name}.dist-info"
         folder.mkdir(parents=True)
         record = f'tests/__init__.py,{digest},1\n"a,b.py",sha256=bb,1\n{name}.dist-info/RECORD,,\n'
         (folder / "RECORD").write_text(record)
@@ -189,3 +189,92 @@ def test_what_tells_of_the_image_has_final_modes_and_times(
     for path in (tmp_path / "out").rglob("*"):
         assert path.stat().st_mtime == 1000
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
+
+
+@pytest.fixture
+def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that installs a group of wheels, on folders of the test."""
+    module = script("install_wheels")
+    monkeypatch.setattr(module, "WHEELS", tmp_path / "wheels")
+    monkeypatch.setattr(module, "UV", uv.find_uv_bin())
+    monkeypatch.setattr(module, "TOP", tmp_path / "opt")
+    monkeypatch.setattr(module, "CACHE", tmp_path / "opt" / ".uv")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000")
+    return module
+
+
+BROKEN = b"def (:\n"
+
+
+def wheels(folder: Path, moment: int) -> None:
+    """One wheel, whose file has a time, and what asks for it."""
+    folder.mkdir()
+    files = {
+        "one/__init__.py": b"a = 'text'\n",
+        "one/later.py": BROKEN,
+        "one/tests/t.py": b"b = 1\n",
+    }
+    info = "one-1.0.dist-info"
+    files[f"{info}/METADATA"] = b"Metadata-Version: 2.1\nName: one\nVersion: 1.0\n"
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD")).encode()
+    path = folder / "one-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    os.utime(path, (moment, moment))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "requirements.txt").write_text(f"one==1.0 --hash=sha256:{digest}\n")
+
+
+def installed(installer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """What the script leaves, by name; each of the one time."""
+    site = tmp_path / "opt" / "site"
+    monkeypatch.setattr(sys, "argv", ["install_wheels.py", "--target", str(site)])
+    installer.main()
+    found = sorted((tmp_path / "opt").rglob("*"))
+    assert {path.stat().st_mtime for path in (tmp_path / "opt", *found)} == {1000}
+    files = {path.relative_to(site).as_posix(): path for path in found if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def test_wheels_are_installed_the_same_whatever_the_time_of_their_file(
+    installer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    wheels(tmp_path / "wheels", 5000)
+    first = installed(installer, tmp_path, monkeypatch)
+    assert f"no byte code for {tmp_path}/opt/site/one/later.py" in capfd.readouterr().out
+    tag = sys.implementation.cache_tag
+    code = {name for name in first if name.endswith(".pyc")}
+    # neither for what is not of this syntax, nor for tests
+    assert code == {f"one/__pycache__/__init__.{tag}.pyc"}
+    # hash-based and unchecked, PEP 552
+    assert first[code.pop()][4:8] == b"\1\0\0\0"
+    assert not [name for name in first if "uv_cache" in name or ".lock" in name]
+    assert b"uv_cache" not in first["one-1.0.dist-info/RECORD"]
+    for name in ("opt", "wheels"):
+        shutil.rmtree(tmp_path / name)
+    wheels(tmp_path / "wheels", 6000)
+    assert installed(installer, tmp_path, monkeypatch) == first
+
+
+def test_a_wheel_of_another_digest_or_one_that_is_there_is_refused(
+    installer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    wheels(tmp_path / "wheels", 5000)
+    installed(installer, tmp_path, monkeypatch)
+    with pytest.raises(SystemExit, match="0 of 1 packages came"):
+        installer.main()
+    asked = tmp_path / "wheels" / "requirements.txt"
+    asked.write_text(f"one==1.0 --hash=sha256:{'0' * 64}\n")
+    shutil.rmtree(tmp_path / "opt")
+    with pytest.raises(subprocess.CalledProcessError):
+        installer.main()
+    # what the bake looks for
+    assert "Hash mismatch for" in capfd.readouterr().err

@@ -1,36 +1,34 @@
-"""Prove that the groups together are one complete environment, and tell what is in it.
+"""Prove that the packages together are one complete environment, and tell what is in it.
 
-Runs inside the bake. ``/groups`` holds one folder per layer of packages, ``/facts`` what the bake
-knows, laid out as in the image. What it gathers under /out is the one small layer that differs
-between an image and its siblings.
+Runs inside the bake, above all wheels. ``/mnt/facts`` holds what the bake knows, laid out as in the
+image. What it gathers under /out is the one small layer that differs between an image and its
+siblings.
 """
 
 from __future__ import annotations
 
 import csv
-import filecmp
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 OUT = Path("/out")
-GROUPS = Path("/groups")
-FACTS = Path("/facts")
+SITE = Path(sysconfig.get_path("purelib"))
+FACTS = Path("/mnt/facts")
 # one line "PACKAGE NAME" for each NAME that PACKAGE requires and that is left out on purpose
 LEFT_OUT = FACTS / "left-out"
 MISSING = re.compile(r"(?P<by>\S+) \S+ requires (?P<name>[^\s,]+), which is not installed\.")
 
 
 def pip(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run pip over all groups, put side by side on the path."""
-    sites = sorted(str(path) for path in GROUPS.glob("*/opt/venv/lib/python3.*/site-packages"))
+    """Run the environment's own pip."""
     return subprocess.run(
-        [sys.executable, "-m", "pip", "--isolated", *words],
-        env={**os.environ, "PYTHONPATH": ":".join(sites), "PYTHONDONTWRITEBYTECODE": "1"},
+        [sys.executable, "-I", "-B", "-m", "pip", "--isolated", *words],
         stdout=subprocess.PIPE,
         text=True,
         check=False,
@@ -53,23 +51,10 @@ def complete() -> None:
         raise SystemExit("the environment is not complete")
 
 
-def apart() -> None:
-    """End the bake if a file of one layer would hide another one of the same name."""
-    seen: dict[str, str] = {}
-    for group in sorted(GROUPS.iterdir()):
-        start = len(f"{group}/")
-        for folder, folders, files in os.walk(group):
-            links = [name for name in folders if Path(folder, name).is_symlink()]
-            for path in (f"{folder}/{name}" for name in (*files, *links)):
-                other = seen.setdefault(path[start:], path)
-                if other is not path and not filecmp.cmp(other, path, shallow=False):
-                    raise SystemExit(f"two layers differ in /{path[start:]}: {other} and {path}")
-
-
 def owned() -> None:
-    """End the bake if two packages bring one file with different bytes: pip keeps the later one."""
+    """End the bake if two packages bring one file with different bytes: the later one stays."""
     seen: dict[str, tuple[str, str]] = {}
-    for record in sorted(GROUPS.glob("*/opt/venv/lib/python3.*/site-packages/*.dist-info/RECORD")):
+    for record in sorted(SITE.glob("*.dist-info/RECORD")):
         who = record.parent.name
         with record.open(encoding="utf-8", newline="") as file:
             for name, digest, *_ in csv.reader(file):
@@ -101,7 +86,6 @@ def main() -> None:
         # all layers wait for this, and pip is slow to start
         listed = pool.submit(pip, "list", "--format=freeze")
         complete()
-        apart()
         owned()
         gather(listed.result())
 

@@ -5,6 +5,7 @@
 set -eu
 
 mkdir -p /out/opt /out/etc /out/home/tpu /out/workspace /out/cache
+"python$PYTHON" -m venv --without-pip /opt/venv
 cp -a /opt/venv /out/opt/venv
 
 cp /etc/passwd /etc/group /out/etc/

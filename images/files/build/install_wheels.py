@@ -1,7 +1,7 @@
-"""Install one group of wheels under /out, the same bytes every time. Runs inside the bake.
+"""Install one group of wheels, the same bytes every time. Runs inside the bake, as one layer.
 
-``/wheels`` holds the group's wheels and ``requirements.txt`` (pins with hashes, a part of the
-lock); ``/opt/installer`` holds the pip that installs them, outside of what becomes a layer.
+``/mnt/wheels`` holds the group's wheels and ``requirements.txt`` (pins with hashes, a part of the
+lock); ``/mnt/uv`` installs them. /mnt is gone afterwards; what is written elsewhere is the layer.
 
 Byte code is hash-based and unchecked: byte code with times is stale as soon as a layer's times
 are set, and stale byte code makes every import compile again.
@@ -10,75 +10,122 @@ are set, and stale byte code makes every import compile again.
 from __future__ import annotations
 
 import argparse
-import compileall
+import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import cache_from_source
 from pathlib import Path
-from py_compile import PycInvalidationMode
 
-OUT = Path("/out")
+WHEELS, UV = Path("/mnt/wheels"), Path("/mnt/uv")
+TOP = Path("/opt")
+# beside what is installed, since uv links the files from there
+CACHE = TOP / ".uv"
+# uv notes the time of the wheel's file here, which no two machines share
+NOTE = "uv_cache.json"
 # nothing imports the tests that packages ship; their byte code would be a quarter of it all
 WITHOUT = re.compile(r"/tests?/")
+# processes that compile a large group, and modules that are worth one; not the number of cores,
+# which must not show in the bytes
+PARTS, SMALL = 4, 200
 
 
-def install(target: str | None) -> None:
-    """Let pip install what the requirements name, checked against their hashes.
+def install(site: Path, target: str | None) -> list[Path]:
+    """Let uv install what the requirements name, checked against their hashes.
 
     Args:
-        target: A folder of the image instead of the environment that runs this script.
+        site: The folder that the packages go to.
+        target: The same, if it is not that of the environment that runs this script.
+
+    Returns:
+        Every file that was installed.
     """
-    where = ["--target", f"{OUT}{target}"] if target else ["--root", str(OUT)]
-    command = [sys.executable, "-I", "-B", "/opt/installer/pip", "install", *where]
-    command += ["--isolated", "--no-index", "--find-links", "/wheels", "--no-deps"]
-    command += ["--require-hashes", "--only-binary", ":all:", "--no-compile", "--no-cache-dir"]
-    command += ["--ignore-installed", "--no-warn-script-location", "--root-user-action", "ignore"]
-    command += ["--disable-pip-version-check", "--requirement", "/wheels/requirements.txt"]
+    before = set(site.glob("*.dist-info"))
+    command = [str(UV), "pip", "install", "--python", sys.executable, "--cache-dir", str(CACHE)]
+    command += ["--target", target] if target else []
+    command += ["--no-config", "--offline", "--no-index", "--find-links", str(WHEELS)]
+    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    command += ["--link-mode", "hardlink", "--requirement", str(WHEELS / "requirements.txt")]
     subprocess.run(command, check=True)
+    shutil.rmtree(CACHE)
+    (Path(target or sys.prefix) / ".lock").unlink(missing_ok=True)
+    new = sorted(set(site.glob("*.dist-info")) - before)
+    asked = (WHEELS / "requirements.txt").read_text("utf-8").splitlines()
+    if len(new) != len(asked):
+        raise SystemExit(f"{len(new)} of {len(asked)} packages came: a lower layer has the others")
+    files: list[Path] = []
+    for info in new:
+        (info / NOTE).unlink(missing_ok=True)
+        record = info / "RECORD"
+        text = record.read_text("utf-8")
+        lines = [line for line in text.splitlines(keepends=True) if f"/{NOTE}," not in line]
+        record.write_text("".join(sorted(lines)), "utf-8")
+        files += [Path(os.path.normpath(site / row[0])) for row in csv.reader(lines)]
+    return files
 
 
-def compile_all() -> None:
-    """Write byte code, except for tests; name modules that are not of this Python's syntax."""
-    whole = compileall.compile_dir(
-        OUT,
-        quiet=2,
-        workers=0,
-        rx=WITHOUT,
-        stripdir=str(OUT),
-        prependdir="/",
-        invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
-    )
-    if whole:
-        return
-    for source in sorted(OUT.rglob("*.py")):
-        made = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
-        if made.exists() or WITHOUT.search(str(source)):
+def compile_all(sources: list[Path]) -> list[Path]:
+    """Write byte code; name modules that are not of this Python's syntax.
+
+    What a process has compiled before, and has imported, shows in the bytes: marshal writes a
+    string that is held elsewhere in another way. So each process gets a part of the modules that
+    depends on their names alone, and nothing else.
+
+    Args:
+        sources: The modules.
+
+    Returns:
+        The files that were written.
+    """
+    count = min(PARTS, 1 + len(sources) // SMALL)
+    command = [sys.executable, "-I", "-B", "-m", "compileall", "-qq", "-i", "-"]
+    command += ["--invalidation-mode", "unchecked-hash"]
+
+    def one(part: list[Path]) -> None:
+        # its exit code tells of any module that is not of this syntax; they are looked at below
+        subprocess.run(command, input="\n".join(map(str, part)), text=True, check=False)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(one, (sources[start::count] for start in range(count))))
+    made = []
+    for source in sources:
+        path = Path(cache_from_source(str(source)))
+        if path.exists():
+            made.append(path)
             continue
         try:
             compile(source.read_bytes(), str(source), "exec")
         except (SyntaxError, ValueError) as error:
-            print(f"no byte code for {source.relative_to(OUT)}: {error}")
+            print(f"no byte code for {source}: {error}")
         else:
             raise SystemExit(f"{source}: the byte code could not be written")
+    return made
 
 
-def set_times() -> None:
-    """Give everything the one time of the image."""
+def set_times(files: list[Path]) -> None:
+    """Give files, and the folders that they are in, the one time of the image.
+
+    Args:
+        files: The files.
+    """
     epoch = int(os.environ["SOURCE_DATE_EPOCH"])
-    for folder, folders, files in os.walk(OUT, topdown=False):
-        for name in [*folders, *files]:
-            os.utime(Path(folder) / name, (epoch, epoch), follow_symlinks=False)
-    os.utime(OUT, (epoch, epoch))
+    folders = {folder for path in files for folder in path.parents if folder.is_relative_to(TOP)}
+    for path in (*files, *folders):
+        os.utime(path, (epoch, epoch), follow_symlinks=False)
 
 
 def main() -> None:
     """Install, compile, set times."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--target")
-    install(arguments.parse_args().target)
-    compile_all()
-    set_times()
+    target = arguments.parse_args().target
+    files = install(Path(target or sysconfig.get_path("purelib")), target)
+    modules = [path for path in files if path.suffix == ".py" and not WITHOUT.search(str(path))]
+    set_times(files + compile_all(sorted(modules)))
 
 
 if __name__ == "__main__":

@@ -54,8 +54,9 @@ PARALLEL = 4
 _CHUNK = 1 << 20
 # what runs inside the images and beside them, whatever the flavour
 _COMPANIONS = ("smoke", "simulator")
-# an image's pip comes from its wheel too, and the tools' lock is where pip is locked
-_INSTALLER = ("tools", "pip")
+# an image's pip comes from its wheel too, as does uv, which installs its wheels; the tools' lock is
+# where both are locked
+_TOOLS, _INSTALLERS = "tools", ("pip", "uv")
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,10 @@ def wanted_wheels(folder: Path, flavour: str, python: str) -> list[Wanted]:
     table = folder / "torch-cpu.sha256"
     files = {digest: name for name, digest in read_digests(table).items()} if table.exists() else {}
     found: dict[str, Wanted] = {}
-    for lock in dict.fromkeys((*([flavour] if flavour else []), *_COMPANIONS, _INSTALLER[0])):
+    for lock in dict.fromkeys((*([flavour] if flavour else []), *_COMPANIONS, _TOOLS)):
         path = folder / f"{lock}-py{python.replace('.', '')}.txt"
         for package in read_lock(path):
-            if lock == _INSTALLER[0] and lock != flavour and package.name != _INSTALLER[1]:
+            if lock == _TOOLS and lock != flavour and package.name not in _INSTALLERS:
                 continue
             known = found.get(package.sha256)
             locks = (*known.locks, path.name) if known else (path.name,)

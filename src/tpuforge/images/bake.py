@@ -707,11 +707,12 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
             mend="free some space (docker builder prune -f for the engine's cache), then run the "
             "same command again",
         )
-    if "do not match the hashes" in low:
+    # uv, of a wheel of another digest or one that it cannot read
+    if "failed to download `" in low or "no solution found when resolving" in low:
         context.touch_wheels(target)
         return ForgeError(
             "the engine got other bytes than those that were verified: "
-            + lines("do not match", "expected sha256", "got  "),
+            + lines("failed to download", "  cause:"),
             expected="the wheels that the lock names",
             mend="run the same command again: every wheel will be sent anew",
             exit_code=Exit.FAULT,

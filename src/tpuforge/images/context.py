@@ -36,6 +36,8 @@ SUITE = ROOT / "smoke"
 FACTS_SCHEMA = "tpuforge.image-facts/1"
 # packages with a layer of their own: large, and they change apart from the rest
 _OWN_GROUP = ("libtpu", "torch", "torch-tpu")
+# what the tools' lock names for the image: its pip, and what puts all wheels into it
+_TOOLS = {"pip": "pip", "installer": "uv"}
 MORE = "more"
 """The group of what a flavour has beside the packages of the one that it is on."""
 
@@ -84,7 +86,8 @@ class Inputs:
     """Everything that decides what an image is, apart from its base.
 
     Attributes:
-        groups: Wheels by group; each group is a context, a stage and a layer.
+        groups: Wheels by group; each group is a context, a step and a layer, but for the one
+            that installs the others and is no part of the image.
         lock_sha256: Digest of the lock; with a given wheel, of the overlay.
         suite_sha256: Digest of the health suite's names and bytes; empty without a suite.
         parts: What the key is made of, by name, to say what has changed.
@@ -230,14 +233,15 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
             more.append(package)
     if more:
         groups[MORE] = more
-    groups["pip"] = [package for package in read_lock(tools) if package.name == "pip"]
+    for name, tool in _TOOLS.items():
+        groups[name] = [package for package in read_lock(tools) if package.name == tool]
     groups["smoke"] = smoke
     for name, group in groups.items():
         if not group:
-            where = tools if name == "pip" else target.lock
+            where = tools if name in _TOOLS else target.lock
             raise ForgeError(
                 f"{where.name} has no package for the group {name}",
-                expected="libtpu, torch, torch-tpu and what they need; pip in the tools' lock",
+                expected="libtpu, torch, torch-tpu and what they need; pip and uv among the tools",
                 mend="./forge lock",
                 exit_code=Exit.FAULT,
             )
@@ -254,7 +258,7 @@ def read_inputs(target: Target, pins: Pins) -> Inputs:
         if wheel is not None
         else "",
         "the suite's lock": _pinned(groups["smoke"]),
-        "pip": _pinned(groups["pip"]),
+        **{tool: _pinned(groups[name]) for name, tool in _TOOLS.items()},
         "the pins": " ".join(
             [
                 *(str(pins.epoch), pins.torch_tpu.xla_commit, pins.suites[target.python]),
@@ -445,8 +449,10 @@ def prepare(target: Target, inputs: Inputs, pins: Pins, progress: Progress) -> N
     """
     found = wheels(target, inputs) | _copy_given(target, progress)
     total = sum(path.stat().st_size for path in found.values())
-    own = sum(len(group) for name, group in inputs.groups.items() if name not in ("pip", "smoke"))
-    what = f"{own} of the lock, pip, {len(found) - own - 1} more of the health suite"
+    lock = {name: group for name, group in inputs.groups.items() if name not in (*_TOOLS, "smoke")}
+    own = sum(len(group) for group in lock.values())
+    more = len(found) - own - len(_TOOLS)
+    what = f"{own} of the lock, {' and '.join(_TOOLS.values())}, {more} more of the health suite"
     with (
         progress.step(f"verifying {len(found)} wheels: {what}", total),
         ThreadPoolExecutor(os.cpu_count()) as pool,
