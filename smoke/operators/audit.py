@@ -154,9 +154,8 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
             os.environ[_PROGRAMS] = str(folder)
         started = time.perf_counter()
         called: set[str] = set()
-        dtype = getattr(torch, task["dtype"])
-        call = _Call(torch, entries[task["op"]], task["way"])
-        found = _audit(torch, call, dtype, samples, called)
+        call = _Call(torch, entries[task["op"]], getattr(torch, task["dtype"]), task["way"])
+        found = _audit(torch, call, samples, called)
         found["overloads"] = sorted(called)
         found["seconds"] = round(time.perf_counter() - started, 4)
         found["programs"] = (
@@ -167,12 +166,12 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
     return handle
 
 
-def _audit(torch: Any, call: _Call, dtype: Any, samples: int, called: set[str]) -> dict[str, Any]:
+def _audit(torch: Any, call: _Call, samples: int, called: set[str]) -> dict[str, Any]:
     compared = 0
     values = True
     note = ""
     uninitialised = "empty" in call.info.name
-    stream = _samples(torch, call, dtype)
+    stream = _samples(torch, call)
     for _ in range(samples):
         try:
             sample = next(stream, None)
@@ -223,13 +222,13 @@ def _told(
     }
 
 
-def _samples(torch: Any, call: _Call, dtype: Any) -> Iterator[Any]:
+def _samples(torch: Any, call: _Call) -> Iterator[Any]:
     torch.manual_seed(0)
     if importlib.util.find_spec("numpy") is not None:
         # some samples are drawn by numpy
         importlib.import_module("numpy").random.seed(0)
     wanted = call.way == "gradient"
-    yield from call.info.sample_inputs("cpu", dtype, requires_grad=wanted)
+    yield from call.info.sample_inputs("cpu", call.dtype, requires_grad=wanted)
 
 
 def _moved(torch: Any, value: Any, device: str) -> Any:
@@ -258,12 +257,14 @@ class _Call:
     Args:
         torch: The module.
         info: Its OpInfo entry.
+        dtype: The dtype of its samples.
         way: ``forward``, or one of :data:`WAYS`.
     """
 
-    def __init__(self, torch: Any, info: Any, way: str) -> None:
+    def __init__(self, torch: Any, info: Any, dtype: Any, way: str) -> None:
         self._torch = torch
         self.info = info
+        self.dtype = dtype
         self.way = way
         self._called = {
             FORWARD: self._forward,
@@ -320,9 +321,13 @@ class _Call:
         )
 
     def _weights(self, result: Any) -> Any:
-        """What the backward pass begins with: not all the same, or an error could cancel out."""
-        torch = self._torch
-        ramp = torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape)
+        """What the backward pass begins with: not all the same, or an error could cancel out.
+
+        They are rounded to the dtype that is audited even where the result has a longer one, so
+        that a float32 reference begins with what the device began with.
+        """
+        ramp = self._torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape)
+        ramp = ramp.to(self.dtype.to_real())
         ramp = ramp * (1 + 0.5j) if result.dtype.is_complex else ramp
         return ramp.to(result.dtype).to(result.device)
 

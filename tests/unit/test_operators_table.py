@@ -1,14 +1,17 @@
-"""What the audit's findings mean, the files of known failures, and two tables compared."""
+"""What an audit compares, what its findings mean, the known failures, and two tables compared."""
 
 from __future__ import annotations
 
 import copy
+import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from smoke.operators import census, table
+from smoke.operators import audit, census, table
 from smoke.operators.table import Listed
 
 LIMITS = [Listed("the plugin is old", r"vhlo\.composite", frozenset({"cumsum"}), frozenset())]
@@ -342,3 +345,56 @@ def test_the_census_refuses_to_guess() -> None:
 def test_the_operator_of_an_overload() -> None:
     names = ("aten::add.Tensor", "aten::add_.Tensor", "aten::add", "aten::__ior__.Tensor")
     assert [census.base_name(name) for name in names] == ["add", "add", "add", "__ior__"]
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """As much of a dtype as the weights of a backward pass need."""
+
+    bits: int
+    is_complex: bool = False
+
+    def to_real(self) -> Dtype:
+        return Dtype(self.bits)
+
+
+@dataclass
+class Numbers:
+    """A tensor, likewise."""
+
+    values: list[Any]
+    dtype: Dtype
+    shape: tuple[int, ...] = ()
+    device: str = "cpu"
+
+    def numel(self) -> int:
+        return len(self.values)
+
+    def reshape(self, shape: tuple[int, ...]) -> Numbers:
+        return Numbers(self.values, self.dtype, shape)
+
+    def to(self, what: Dtype | str) -> Numbers:
+        if isinstance(what, str) or what.is_complex:
+            return self
+        unit = [2.0 ** (math.frexp(one)[1] - what.bits) for one in self.values]
+        rounded = [round(one / u) * u for one, u in zip(self.values, unit, strict=True)]
+        return Numbers(rounded, what, self.shape)
+
+    def __mul__(self, factor: complex) -> Numbers:
+        return Numbers([one * factor for one in self.values], Dtype(self.dtype.bits, True))
+
+
+@pytest.mark.parametrize("audited", [Dtype(8), Dtype(11), Dtype(24), Dtype(24, True)])
+def test_every_reference_begins_backward_with_what_the_device_began_with(audited: Dtype) -> None:
+    def linspace(first: float, last: float, count: int) -> Numbers:
+        step = (last - first) / (count - 1)
+        return Numbers([first + step * n for n in range(count)], Dtype(24)).to(Dtype(24))
+
+    call = audit._Call(SimpleNamespace(linspace=linspace), None, audited, "gradient")
+    begun = [
+        call._weights(Numbers([0.0] * 1000, dtype)).values
+        for dtype in (audited.to_real(), Dtype(24), Dtype(53), Dtype(24, True))
+    ]
+    assert begun[0] == begun[1] == begun[2] == [one.real for one in begun[3]]
+    assert min(begun[0]) == 0.5 and max(begun[0]) == 1.5
+    assert len(set(begun[0])) > 100, "weights that are all the same let errors cancel out"
