@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,9 +64,10 @@ def test_an_expression_that_makes_no_sense_is_named(
 
 
 def test_every_tier_can_be_named_as_a_mark(installed: Environment) -> None:
-    # "import" is a word of Python itself
-    for tier in ("static", "import", "compile", "simulate", "device"):
-        done = installed.run("health", "--tier", tier, "-m", f"not {tier}", "--json", "-")
-        found = json.loads(done.stdout)
-        assert found["checks"] == [], Path(tier)
-        assert found["trouble"] is None
+    # each tier's checks are kept out by its own name alone; "import" is a word of Python itself
+    tiers = ("static", "import", "compile", "simulate", "device")
+    marks = " and ".join(f"not {tier}" for tier in tiers)
+    done = installed.run("health", "--tier", ",".join(tiers), "-m", marks, "--json", "-")
+    found = json.loads(done.stdout)
+    assert found["checks"] == []
+    assert found["trouble"] is None

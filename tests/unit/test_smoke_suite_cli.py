@@ -151,8 +151,6 @@ def test_a_warning_is_shown_and_changes_nothing(tmp_path: Path) -> None:
         (("--no-such-option",), "unrecognized arguments"),
         (("-k", "static.lock and"), "the suite itself failed"),
         (("-k", "no_such_check"), "none of its checks matches no_such_check"),
-        (("--tier", "simulate"), "no simulator is mounted"),
-        (("--tier", "device"), "no TPU found"),
         (("--tier", "static", "-k", "static.lock", "--json", "/gone/health.json"), "No such file"),
     ],
 )
@@ -178,22 +176,6 @@ def test_damaged_facts_end_with_2(sound: Environment, tmp_path: Path) -> None:
     done = sound.run("health", "--tier", "static", TPUFORGE_HOME=str(tmp_path))
     assert done.returncode == 2
     assert "the image's own facts cannot be read" in done.stderr
-
-
-def test_a_simulator_that_is_none_ends_with_2(sound: Environment, tmp_path: Path) -> None:
-    done = sound.run("health", "--tier", "simulate", TPUFORGE_SIMULATOR=str(tmp_path))
-    assert done.returncode == 2
-    assert "which holds no simulator" in " ".join(done.stdout.split())
-    (tmp_path / "simulator.json").write_text("{}")
-    done = sound.run("health", "--tier", "simulate", TPUFORGE_SIMULATOR=str(tmp_path))
-    assert done.returncode == 2
-    assert "TPU_LIBRARY_PATH does not name" in " ".join(done.stdout.split())
-    done = sound.run(
-        "health", "--tier", "simulate",
-        TPUFORGE_SIMULATOR=str(tmp_path), TPU_LIBRARY_PATH=str(tmp_path / "wrapper.so"),
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "chip is not mounted" in " ".join(done.stdout.split())
 
 
 def test_without_a_temporary_folder_nothing_is_judged(sound: Environment) -> None:
