@@ -145,6 +145,11 @@ def _devices(torch: Any) -> None:
     assert count > 1, f"there is {count} device"
 
 
+def _short_sums(torch: Any) -> None:
+    total = torch.ones(20, 20, dtype=torch.bfloat16, device="tpu").sum().item()
+    assert total == 400, f"the sum of 400 ones is {total:g}"
+
+
 PROBES: dict[str, Callable[[Any], None]] = {
     "attention_kernel": _attention_kernel,
     "scan": _scan,
@@ -154,5 +159,6 @@ PROBES: dict[str, Callable[[Any], None]] = {
     "pinned_memory": _pinned_memory,
     "memory_statistics": _memory_statistics,
     "devices": _devices,
+    "short_sums": _short_sums,
 }
 """Probe by the name that ``limits.toml`` uses."""
