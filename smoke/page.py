@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Data = Mapping[str, Any]
@@ -39,8 +40,6 @@ _MARKS = {
     "incomplete": "warn",
     "not run": "none",
 }
-
-
 _NOTHING = "-"
 
 
@@ -53,6 +52,11 @@ class Html(str):
 Child = str | Html | Iterable["Child"] | None
 
 _VOID = {"meta", "input"}
+# they stand in the page itself, after a line break
+_STYLE, _SCRIPT = (
+    Html("\n" + Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("page.css", "page.js")
+)
 
 
 def tag(element: str, /, *children: Child, **attributes: object) -> Html:
@@ -279,7 +283,7 @@ def render(
             ],
         ),
         tag("footer", tag("p", _foot(health, made))),
-        tag("script", Html(_SCRIPT)),
+        tag("script", _SCRIPT),
     )
     return document(f"{_word(verdict)}: {name}", body)
 
@@ -896,177 +900,3 @@ def _foot(health: Data, made: str) -> str:
     if made:
         parts.append(f"page made {made}")
     return " · ".join(parts)
-
-
-_STYLE = """
-:root{--page:#f6f5f1;--sheet:#fff;--ink:#1c1f24;--soft:#5a616b;--line:#dedcd5;--on:#fff;
---ok:#0b62a8;--ok-bg:#e6f0f9;--bad:#b4400c;--bad-bg:#fdece3;--none:#626a75;--none-bg:#eeedea;
---warn:#7a5200;--warn-bg:#fff3d6;--code:#f1f0eb;--shadow:0 1px 2px #0000000d,0 4px 16px #0000000a;
---t0:#0b3c5d;--t1:#1d6a96;--t2:#3f93bd;--t3:#2b7a78;--t4:#57648c;--t5:#8a7fae;
---mono:ui-monospace,"SF Mono",SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
-@media(prefers-color-scheme:dark){:root{--page:#14161a;--sheet:#1c1f25;--ink:#e7e8ea;
---soft:#9ea6b1;--line:#31353d;--on:#14161a;--ok:#6cb6f0;--ok-bg:#16293b;--bad:#ff9a62;
---bad-bg:#3a2116;--none:#a2a9b4;--none-bg:#282c33;--warn:#f0c463;--warn-bg:#342a12;--code:#262a31;
---shadow:none;--t0:#5f93b8;--t1:#3c7ea8;--t2:#7bb8d6;--t3:#58a5a2;--t4:#8792bd;--t5:#b3a8d4}}
-*{box-sizing:border-box}
-html{scroll-behavior:smooth;scroll-padding-top:1rem;-webkit-text-size-adjust:100%}
-body{margin:0;background:var(--page);color:var(--ink);line-height:1.5;
-font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-serif}
-header,main,footer{max-width:70rem;margin:0 auto;padding:0 1.25rem}
-code,pre{font-family:var(--mono);font-size:.86em}
-.skip{position:absolute;left:-99em}.skip:focus{left:1rem;top:1rem}
-a{color:var(--ok)}
-.bar{display:flex;flex-wrap:wrap;gap:.4rem 1.2rem;align-items:baseline;padding:1.1rem 0 .9rem}
-.brand{font-weight:700;letter-spacing:-.01em;margin-right:auto}
-nav{display:flex;flex-wrap:wrap;gap:.2rem 1rem}
-nav a{color:var(--soft);text-decoration:none;font-size:.9rem}
-nav a:hover,nav a:focus{color:var(--ink);text-decoration:underline}
-.banner{display:grid;grid-template-columns:auto 1fr auto;gap:1rem 1.5rem;align-items:center;
-background:var(--sheet);border:1px solid var(--line);border-left:.5rem solid var(--tone);
-border-radius:.6rem;padding:1.5rem 1.75rem;box-shadow:var(--shadow)}
-.ok{--tone:var(--ok);--tint:var(--ok-bg)}.bad{--tone:var(--bad);--tint:var(--bad-bg)}
-.warn{--tone:var(--warn);--tint:var(--warn-bg)}
-.none{--tone:var(--none);--tint:var(--none-bg)}
-.seal{color:var(--tone);--on:var(--sheet);width:4rem;height:4rem}.seal svg{width:100%;height:100%}
-.banner p{margin:0}.name{font-weight:600;color:var(--soft);overflow-wrap:anywhere}
-h1{font-size:clamp(1.9rem,5vw,2.7rem);line-height:1.1;margin:.1rem 0 .35rem;
-letter-spacing:-.02em;color:var(--tone)}
-.why{font-size:1.05rem}.digest{color:var(--soft);overflow-wrap:anywhere;margin-top:.4rem!important}
-.headline{display:grid;grid-template-columns:auto auto;gap:.6rem 1.5rem;margin:0}
-dl{margin:0}dt{color:var(--soft);font-size:.8rem}dd{margin:0}
-.headline dd{font-size:1.15rem;font-weight:600;font-variant-numeric:tabular-nums}
-section{margin:2.6rem 0}
-h2{font-size:1.2rem;letter-spacing:-.01em;margin:0 0 .8rem}
-.notes{background:var(--warn-bg);border:1px solid var(--warn);border-radius:.6rem;
-padding:1rem 1.25rem;margin-top:1.25rem}
-.notes h2{font-size:1rem;margin:0 0 .3rem;color:var(--warn)}.notes ul{margin:0;padding-left:1.2rem}
-.notes b{font-family:var(--mono);font-size:.86em;font-weight:600}
-.mark{display:inline-flex;gap:.45em;align-items:center;color:var(--tone);font-weight:600;
-font-size:.92rem}
-.mark svg{width:1em;height:1em;flex:none}
-.tiers{list-style:none;margin:0;padding:0;display:grid;gap:.75rem;
-grid-template-columns:repeat(auto-fit,minmax(11.5rem,1fr))}
-.card{background:var(--sheet);border:1px solid var(--line);border-top:.3rem solid var(--tone);
-border-radius:.5rem;padding:.8rem 1rem 1rem;display:flex;flex-direction:column;gap:.3rem}
-.card.none{border-top-style:dashed}
-.card p{margin:0}.tier-name{font-weight:700;font-size:1.05rem}
-.step{color:var(--soft);font-weight:400;margin-right:.5em}
-.ask,.counts,.legend,figcaption{color:var(--soft);font-size:.88rem}
-.reason{font-size:.88rem;overflow-wrap:anywhere}
-.card dl{display:flex;flex-wrap:wrap;gap:.3rem 1.2rem;margin-top:auto;padding-top:.5rem}
-.card dt,.card dd{white-space:nowrap}
-.card dd,.n{font-variant-numeric:tabular-nums}
-.pairs{background:var(--sheet);border:1px solid var(--line);border-radius:.5rem;
-padding:.4rem 1.1rem}
-.pairs>div{display:grid;grid-template-columns:10rem 1fr;gap:.2rem 1rem;padding:.4rem 0}
-.pairs>div+div{border-top:1px solid var(--line)}
-.pairs dt{font-size:.9rem}.pairs dd{overflow-wrap:anywhere}
-figure{margin:1.25rem 0}.scroll{overflow-x:auto}
-.layers{display:flex;gap:2px;height:2.3rem;border-radius:.4rem;overflow:hidden;margin:.5rem 0}
-.layers span{display:grid;place-items:center;min-width:3px;font-size:.85rem;font-weight:600}
-.t0{background:var(--t0)}.t1{background:var(--t1)}.t2{background:var(--t2)}
-.t3{background:var(--t3)}.t4{background:var(--t4)}.t5{background:var(--t5)}
-.layers span,.key{color:#fff}
-@media(prefers-color-scheme:dark){.layers span,.key{color:#0d1014}}
-.key{display:inline-grid;place-items:center;width:1.5rem;height:1.5rem;border-radius:.3rem;
-font-size:.8rem;font-weight:600}
-table{width:100%;border-collapse:collapse;background:var(--sheet);border:1px solid var(--line)}
-th,td{padding:.45rem .8rem;text-align:left;vertical-align:middle;font-weight:400}
-thead th{color:var(--soft);font-size:.8rem}
-tr+tr th,tr+tr td,thead+tbody td{border-top:1px solid var(--line)}
-.n{text-align:right;white-space:nowrap}th.n{text-align:right}
-details>summary{cursor:pointer}
-section>details>summary{padding:.6rem 0;font-weight:600}
-.shell{position:relative}
-.shell pre{background:var(--code);border:1px solid var(--line);border-radius:.5rem;margin:0;
-padding:1rem 5rem 1rem 1.1rem;white-space:pre-wrap;overflow-wrap:anywhere}
-.copy{position:absolute;top:.6rem;right:.6rem;font:inherit;font-size:.85rem;padding:.2rem .7rem;
-border:1px solid var(--line);border-radius:.4rem;background:var(--sheet);color:var(--ink);
-cursor:pointer}
-#tools{display:flex;flex-wrap:wrap;gap:.7rem 1.4rem;align-items:center;margin-bottom:.8rem}
-#tools[hidden]{display:none}
-#tools label{font-size:.9rem}
-#search{font:inherit;color:inherit;background:var(--sheet);border:1px solid var(--line);
-border-radius:.4rem;padding:.35rem .7rem;width:17rem;max-width:100%}
-fieldset{border:0;margin:0;padding:0;display:flex;flex-wrap:wrap;align-items:center;gap:.25rem}
-legend{float:left;color:var(--soft);font-size:.85rem;margin-right:.4rem}
-fieldset label{display:inline-block}
-fieldset input{position:absolute;opacity:0;width:1px}
-fieldset span{display:block;padding:.18rem .65rem;border:1px solid var(--line);
-border-radius:1rem;font-size:.85rem;background:var(--sheet);cursor:pointer}
-fieldset input:checked+span{background:var(--ink);color:var(--page);border-color:var(--ink)}
-fieldset input:focus-visible+span,#search:focus-visible,summary:focus-visible,
-.copy:focus-visible{outline:2px solid var(--ok);outline-offset:2px}
-output{color:var(--soft);font-size:.88rem;margin-left:auto}
-.checks{border:1px solid var(--line);border-radius:.5rem;background:var(--sheet);overflow:hidden}
-.check+.check{border-top:1px solid var(--line)}
-.check[hidden]{display:none}
-.check>summary{display:grid;grid-template-columns:6.2rem 1fr 5rem 5rem 5.5rem;gap:.2rem .9rem;
-padding:.55rem 1rem;align-items:start;list-style:none}
-.check>summary::-webkit-details-marker{display:none}
-.check>summary:hover{background:var(--tint)}
-.check.bad,.check.warn{border-left:.3rem solid var(--tone)}
-.check .tier,.check .n{color:var(--soft);font-size:.88rem;padding-top:.1rem}
-.purpose{display:block;color:var(--soft);font-size:.9rem}
-.inside{padding:.1rem 1rem 1rem 8.1rem;max-width:100%}
-.inside pre{background:var(--code);border-radius:.4rem;padding:.6rem .8rem;margin:.2rem 0 .6rem;
-white-space:pre-wrap;overflow-wrap:anywhere;max-height:22rem;overflow:auto}
-.figures{display:flex;flex-wrap:wrap;gap:.4rem 1.4rem;margin-bottom:.5rem}
-.figures dd{font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
-.remedy{margin:.2rem 0}.quiet{color:var(--soft);font-size:.9rem}
-.bench{margin:.8rem 0 1.2rem;table-layout:fixed}
-caption{text-align:left;font-weight:600;padding:.4rem 0;text-transform:capitalize}
-.bench th{width:42%}.bench td:nth-child(3){width:12%}.bench td:nth-child(4){width:23%}
-.plot svg{width:100%;height:1.3rem;display:block}
-.axis{stroke:var(--line)}.reach{stroke:var(--ok);stroke-width:2;opacity:.45}
-.range{fill:var(--ok);opacity:.55}.tick{stroke:var(--ink);stroke-width:2}
-.spread,.says{color:var(--soft);font-size:.88rem}
-.bench .spread{white-space:normal}
-.meter{width:18%}.meter span{display:block;height:.6rem;border-radius:.2rem;background:var(--ok)}
-.says{overflow-wrap:anywhere}
-.packages{columns:16rem;column-gap:2.5rem;list-style:none;margin:0;padding:0}
-.packages li{display:flex;justify-content:space-between;gap:1rem;break-inside:avoid;
-border-bottom:1px dotted var(--line);padding:.15rem 0}
-footer{color:var(--soft);font-size:.85rem;padding-bottom:2.5rem}
-@media(max-width:46rem){
-.banner{grid-template-columns:auto 1fr;padding:1.1rem}.seal{width:2.6rem;height:2.6rem}
-.headline{grid-column:1/-1;grid-template-columns:repeat(2,1fr)}
-.pairs>div{grid-template-columns:1fr;gap:0}
-.wide{display:none}
-.check>summary{grid-template-columns:1fr auto auto}
-.check .what{grid-column:1/-1;grid-row:2}.check .tier{grid-column:2;grid-row:1}
-.check .time{grid-column:3;grid-row:1}.check .memory{display:none}
-.inside{padding-left:1rem}
-.bench tr,.stages tr{display:grid;grid-template-columns:1fr auto;padding:.5rem 0}
-.bench tr+tr,.stages tr+tr{border-top:1px solid var(--line)}
-.bench tr+tr>*,.stages tr+tr>*{border:0}
-.bench th,.bench .plot,.stages .says,.meter{grid-column:1/-1;width:auto}
-.bench td,.stages td,.bench th,.stages th{padding:.15rem .8rem}
-output{margin-left:0}}
-@media print{nav,#tools,.copy,.skip{display:none}body{background:#fff}section{break-inside:auto}}
-"""
-
-_SCRIPT = """
-(function(){
-var form=document.getElementById('tools'),rows=[].slice.call(document.querySelectorAll('.check'));
-if(form){form.hidden=false;
-var pick=function(name){var one=form.querySelector('[name='+name+']:checked');
-return one?one.value:''};
-var apply=function(){
-var words=document.getElementById('search').value.toLowerCase().split(/\\s+/).filter(Boolean);
-var status=pick('status'),tier=pick('tier'),count=0;
-rows.forEach(function(row){
-var data=row.dataset,hit=(!status||data.status===status)&&(!tier||data.tier===tier)&&
-words.every(function(word){return data.words.indexOf(word)>=0});
-row.hidden=!hit;if(hit)count++});
-document.getElementById('shown').textContent=count+' of '+rows.length+' checks'};
-form.addEventListener('input',apply);
-form.addEventListener('submit',function(event){event.preventDefault()})}
-[].forEach.call(document.querySelectorAll('.copy'),function(button){
-if(!navigator.clipboard)return;
-button.hidden=false;
-button.addEventListener('click',function(){
-navigator.clipboard.writeText(button.parentNode.querySelector('code').textContent).then(function(){
-button.textContent='Copied';setTimeout(function(){button.textContent='Copy'},1500)})})})
-})();
-"""
