@@ -7,6 +7,7 @@ test sees exactly what the real client would have been asked. Tests of the real 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib
@@ -213,14 +214,15 @@ def verb_env(out: Path, **env: str) -> dict[str, str]:
 
 FAKE_DOCKER = '''
 """A Docker client that plays the engine's part; its folder says how."""
-import csv, json, os, sys, time
-from pathlib import Path
+import os, sys
 
-HERE = Path(__file__).resolve().parent
-play = json.loads((HERE / "play.json").read_text())
+# most of a call would be imports: what is read and written is Python's own notation
+HERE = os.path.dirname(os.path.realpath(__file__))
 words = sys.argv[1:]
-with (HERE / "calls.jsonl").open("a") as calls:
-    calls.write(json.dumps({"words": words, "host": os.environ.get("DOCKER_HOST")}) + "\\n")
+with open(HERE + "/play") as file:
+    play = eval(file.read())
+with open(HERE + "/calls", "a") as calls:
+    print({"words": words, "host": os.environ.get("DOCKER_HOST")}, file=calls)
 if words[0] == "version":
     print("26.1.5")
 elif words[:2] == ["image", "inspect"]:
@@ -234,11 +236,16 @@ elif words[0] == "ps":
     print("\\n".join(play.get("left", [])))
 elif words[0] == "load":
     if "lose" in play:
-        Path(play["lose"]).unlink()
+        os.unlink(play["lose"])
     sys.stdin.buffer.read()
     play["holds"].update(play.get("loads", {}))
-    (HERE / "play.json").write_text(json.dumps(play))
+    with open(HERE + "/play", "w") as file:
+        print(play, file=file)
 elif words[0] == "run":
+    import csv, json, time
+    from pathlib import Path
+
+    HERE = Path(HERE)
     mounts = [next(csv.reader([w])) for f, w in zip(words, words[1:]) if f == "--mount"]
     places = {}
     for fields in mounts:
@@ -270,7 +277,7 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
 
     Args:
         out: The out folder of the verb.
-        folder: Where the client stands; ``calls.jsonl`` there gets every call.
+        folder: Where the client stands; ``calls`` there gets every call.
         **play: ``holds`` (reference to id), ``loads`` (held after a load), ``lose`` (a file that
             vanishes while it loads), ``report`` (what a run leaves), ``code`` (its exit code),
             ``reports`` (both, by image), ``sleep`` (its seconds), ``meet`` (how many images must
@@ -285,7 +292,7 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
         encoding="utf-8",
     )
     client.chmod(0o755)
-    write(folder / "play.json", {"holds": {DIGEST: DIGEST}, **play})
+    (folder / "play").write_text(repr({"holds": {DIGEST: DIGEST}, **play}), encoding="utf-8")
     write(
         out / "engine/engine.json",
         {
@@ -298,9 +305,9 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
     return folder
 
 
-def calls(folder: Path) -> list[list[str]]:
-    """The arguments of every call of a fake client."""
-    path = folder / "calls.jsonl"
+def calls(folder: Path, what: str = "words") -> list[Any]:
+    """The arguments of every call of a fake client, or the ``host`` that it was told."""
+    path = folder / "calls"
     if not path.exists():
         return []
-    return [json.loads(line)["words"] for line in path.read_text().splitlines()]
+    return [ast.literal_eval(line)[what] for line in path.read_text().splitlines()]

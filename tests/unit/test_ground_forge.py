@@ -48,14 +48,27 @@ def test_no_lock_for_this_python_is_said(checkout: Path) -> None:
 
 
 def test_tools_that_cannot_be_had_are_said_and_leave_no_environment(checkout: Path) -> None:
+    """With a stand-in for the environment, since one takes seconds, whose pip is a real one."""
     lock = f"tools-py{sys.version_info[0]}{sys.version_info[1]}.txt"
     digest = "0" * 64
     (checkout / "lock" / lock).write_text(f"no-such-tool==1 --hash=sha256:{digest}\n")
-    poison = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
-    done = forge(checkout, **poison)
+    python = checkout / "python"
+    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n")
+    python.chmod(0o755)
+    base = checkout / "base"
+    base.write_text('#!/bin/sh\nmkdir -p "$3/bin"\ncp "${0%/*}/python" "$3/bin/python"\n')
+    base.chmod(0o755)
+    code = (
+        "import runpy, sys; sys._base_executable, *sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, str(base), str(checkout / "forge")]
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+    done = call(command, env=os.environ | pip, timeout=60)
     assert done.returncode == 2
     assert "the tools could not be installed" in done.stderr
     assert "no-such-tool" in done.stderr
+    assert (checkout / ".venv" / "bin" / "python").exists()
     assert not (checkout / ".venv" / "forge.key").exists()
 
 

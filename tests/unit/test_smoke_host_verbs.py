@@ -119,9 +119,7 @@ def test_anything_else_is_run_again(tmp_path: Path, change: str) -> None:
             tmp_path / "images/runtime-py311/image.json",
             {**support.IMAGE, "manifest_digest": other},
         )
-        support.write(
-            client / "play.json", {"holds": {other: other}, "report": report, "code": code}
-        )
+        fake_engine(tmp_path, client, report=report, code=code, holds={other: other})
     done = forge("smoke.health", *arguments, out=tmp_path)
     assert done.returncode == code
     assert len(runs(client)) == 2
@@ -443,8 +441,7 @@ def test_the_users_docker_settings_change_nothing(tmp_path: Path) -> None:
     client = fake_engine(tmp_path, tmp_path / "client", report=health())
     done = forge("smoke.health", *PLAIN, out=tmp_path, DOCKER_HOST="tcp://poison:1")
     assert done.returncode == 0
-    hosts = [json.loads(line)["host"] for line in (client / "calls.jsonl").read_text().splitlines()]
-    assert set(hosts) == {"unix:///nowhere.sock"}
+    assert set(calls(client, "host")) == {"unix:///nowhere.sock"}
 
 
 def test_the_config_digest_will_do(tmp_path: Path) -> None:
