@@ -16,9 +16,9 @@ calls: then only shapes and dtypes are compared, and the result says so. The sam
 ``empty`` family, whose values nobody promises. In bfloat16 and float16 the CPU's own steps may be
 the worse ones: a result that is the CPU's float32 result within the tolerance passes too.
 
-An operator is called in up to four ways, :data:`WAYS`: *forward*, and where its entry knows it, for
-the *gradient* of its inputs, *out=* and *in place*. The further ways are tasks of their own: if one
-ends its process, no other is blamed.
+An operator is called *forward*, and where its entry knows it in the further ways of
+:data:`smoke.operators.table.WAYS`: for the *gradient* of its inputs, *out=* and *in place*. Each
+way is a task of its own: if one ends its process, no other is blamed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ from typing import Any
 from unittest import mock
 
 from smoke.operators import census
-
-FORWARD = "forward"
-WAYS = ("gradient", "out", "inplace")
-"""How an operator can be called beside plainly."""
+from smoke.operators.table import FORWARD
 
 TOLERANCES: dict[str, tuple[float, float]] = {
     "float64": (1e-7, 1e-7),
@@ -69,8 +66,8 @@ def survey() -> dict[str, Any]:
 
     Returns:
         ``versions``, the ``census`` (:func:`smoke.operators.census.take`), and ``entries``: name,
-        the dtypes that the entry takes on the CPU, and for each of :data:`WAYS` the dtypes for
-        which it can be called so.
+        the dtypes that the entry takes on the CPU, and for each further way the dtypes for which
+        it can be called so.
     """
     taken = census.take()
     import torch
@@ -126,9 +123,8 @@ def worker(samples: int, programs: str | None) -> Callable[[dict[str, str]], dic
     Returns:
         A function that takes ``{"op": …, "dtype": …, "way": …}`` and tells what happened:
         ``outcome`` (``same``, ``differs``, ``raised`` or ``no reference``), ``message``,
-        ``samples`` compared,
-        ``values`` (whether values were compared, or only shapes), ``overloads`` that were called,
-        ``seconds``, ``programs``.
+        ``samples`` compared, ``values`` (whether values were compared, or only shapes),
+        ``overloads`` that were called, ``seconds``, ``programs``.
 
     Raises:
         RuntimeError: If there is no accelerator called tpu.
@@ -185,7 +181,7 @@ def _audit(torch: Any, call: _Call, samples: int, called: set[str]) -> dict[str,
             other, drawn = _watched(torch, call, given, called)
         except Exception as error:
             return _told("no reference", error, compared, values, "the CPU does not do it: ")
-        fixed = not uninitialised and _equal(torch, expected, other)
+        fixed = not uninitialised and _agree(torch, other, expected, values=True)
         values = values and fixed
         try:
             found = call.on("tpu", given, _SEEDS[0])
@@ -195,8 +191,8 @@ def _audit(torch: Any, call: _Call, samples: int, called: set[str]) -> dict[str,
             _compare(torch, found, expected, fixed)
         except AssertionError as error:
             if fixed and _near_float32(torch, call, given, found, expected):
-                note = "the CPU's own result is further from its float32 result"
-            elif fixed and drawn and _alike(torch, found, expected):
+                note = "the CPU's float32 result, not the one of its own short steps"
+            elif fixed and drawn and _agree(torch, found, expected, values=False):
                 values = False
             else:
                 return _told("differs", error, compared, values)
@@ -209,11 +205,11 @@ def _audit(torch: Any, call: _Call, samples: int, called: set[str]) -> dict[str,
 def _told(
     outcome: str, error: Exception | None, samples: int, values: bool, head: str = ""
 ) -> dict[str, Any]:
-    if error is None:
-        return {"outcome": outcome, "message": head, "samples": samples, "values": values}
-    text = str(error).strip() or type(error).__name__
-    kind = "" if isinstance(error, AssertionError) else type(error).__name__
-    message = head + (f"{kind}: {text}" if kind else text)
+    message = head
+    if error is not None:
+        kind = type(error).__name__
+        text = str(error).strip() or kind
+        message += text if isinstance(error, AssertionError) else f"{kind}: {text}"
     return {
         "outcome": outcome,
         "message": message[:_MESSAGE],
@@ -258,7 +254,7 @@ class _Call:
         torch: The module.
         info: Its OpInfo entry.
         dtype: The dtype of its samples.
-        way: ``forward``, or one of :data:`WAYS`.
+        way: ``forward``, or one of :data:`smoke.operators.table.WAYS`.
     """
 
     def __init__(self, torch: Any, info: Any, dtype: Any, way: str) -> None:
@@ -390,19 +386,10 @@ def _leaves(torch: Any, value: Any) -> Iterator[Any]:
         yield value
 
 
-def _equal(torch: Any, first: list[Any], second: list[Any]) -> bool:
-    """Whether two results are the same within the tolerance."""
+def _agree(torch: Any, found: list[Any], expected: list[Any], *, values: bool) -> bool:
+    """Whether two results have the same shapes and dtypes, and the same values if they matter."""
     try:
-        _compare(torch, second, first, values=True)
-    except AssertionError:
-        return False
-    return True
-
-
-def _alike(torch: Any, found: list[Any], expected: list[Any]) -> bool:
-    """Whether two results have the same shapes and dtypes."""
-    try:
-        _compare(torch, found, expected, values=False)
+        _compare(torch, found, expected, values)
     except AssertionError:
         return False
     return True
@@ -413,11 +400,11 @@ def _near_float32(
 ) -> bool:
     """Whether a result in a short floating format is the float32 one within its tolerance.
 
-    The CPU computes some operators in the short format itself, step by step; what is nearer to the
-    result with float32 inputs is no difference to complain about.
+    The CPU computes some operators in the short format itself, step by step; what agrees with the
+    result of the same inputs in float32 is no difference to complain about.
     """
     short = (torch.bfloat16, torch.float16)
-    if not _alike(torch, found, expected):
+    if not _agree(torch, found, expected, values=False):
         return False
 
     def longer(value: Any) -> Any:
@@ -431,7 +418,7 @@ def _near_float32(
         return False
     pairs = zip(found, exact, strict=True)
     back = [one.to(mine.dtype) if isinstance(one, torch.Tensor) else one for mine, one in pairs]
-    return _equal(torch, back, found)
+    return _agree(torch, found, back, values=True)
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
@@ -443,10 +430,10 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _compare(torch: Any, found: list[Any], expected: list[Any], values: bool) -> None:
-    """Compare results.
+    """Compare results: their values, or only their shapes and dtypes.
 
     Raises:
-        AssertionError: If they differ by more than their dtype's tolerance.
+        AssertionError: If they differ, values by more than their dtype's tolerance.
     """
     assert len(found) == len(expected), f"{len(found)} results, the CPU gives {len(expected)}"
     for one, other in zip(found, expected, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smoke import page
@@ -74,22 +74,13 @@ def _summary(found: Mapping[str, Any]) -> Html:
     if not found["audited"]:
         parts.append(tag("p", f"The audit was not run: {found['why_not']}.", class_="reason"))
         return page.join(parts)
-    parts.append(_counts("dtype", found["counts"]))
-    parts += [_counts(_WAYS[way], counts) for way, counts in found["counts_of_ways"].items()]
+    parts.append(_counts("dtype", table.STATUSES, found["counts"]))
+    parts += [
+        _counts(_WAYS[way], table.STATUSES, counts)
+        for way, counts in found["counts_of_ways"].items()
+    ]
     if found["compiled"]:
-        words = ("yes", "refused", "error", "not run")
-        head = tag(
-            "tr", tag("th", "programs compiled for"), [tag("th", one, class_="n") for one in words]
-        )
-        body = [
-            tag(
-                "tr",
-                tag("th", tag("code", target), scope="row"),
-                [tag("td", str(counts[one]), class_="n") for one in words],
-            )
-            for target, counts in found["compiled"].items()
-        ]
-        parts.append(tag("table", tag("thead", head), tag("tbody", body), class_="counts"))
+        parts.append(_counts("programs compiled for", table.COMPILED, found["compiled"]))
     parts.append(tag("h3", "What nobody knew"))
     if found["problems"]:
         items = [
@@ -102,16 +93,16 @@ def _summary(found: Mapping[str, Any]) -> Html:
     return page.join(parts)
 
 
-def _counts(title: str, by_dtype: Mapping[str, Mapping[str, int]]) -> Html:
-    """Cells by dtype and status."""
-    head = tag("tr", tag("th", title), [tag("th", one, class_="n") for one in table.STATUSES])
+def _counts(title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, int]]) -> Html:
+    """Numbers by dtype or target, and status."""
+    head = tag("tr", tag("th", title), [tag("th", one, class_="n") for one in columns])
     body = [
         tag(
             "tr",
-            tag("th", tag("code", dtype), scope="row"),
-            [tag("td", str(counts[one]), class_="n") for one in table.STATUSES],
+            tag("th", tag("code", name), scope="row"),
+            [tag("td", str(counts[one]), class_="n") for one in columns],
         )
-        for dtype, counts in by_dtype.items()
+        for name, counts in rows.items()
     ]
     return tag("table", tag("thead", head), tag("tbody", body), class_="counts")
 

@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace) -> int:
 def _audit(
     found: dict[str, Any], entries: list[dict[str, Any]], programs: str | None, jobs: int, say: _Say
 ) -> None:
-    """Run every entry with every dtype; cells go into ``found``."""
+    """Run every entry, then what passes in further ways; the cells go into ``found``."""
     samples, dtypes = found["settings"]["samples"], found["settings"]["dtypes"]
     tasks, operators = [], found["operators"]
     for entry in entries:
@@ -199,20 +199,6 @@ def _audit(
             }
     limits, known = table.limits(), table.known()
     exercised: set[str] = set()
-    doing = tasks
-
-    def done(number: int, end: crew.Ended) -> None:
-        op, dtype, way = (doing[number][key] for key in ("op", "dtype", "way"))
-        cell = table.judge((op, dtype, way), vars(end), limits, known)
-        if way == table.FORWARD:
-            operators[op][dtype] = cell
-        else:
-            operators[op][dtype][way] = cell
-        if cell["status"] == table.PASSES and end.value is not None:
-            exercised.update(end.value["overloads"])
-        what = "running" if way == table.FORWARD else "gradients, out= and in place:"
-        say.count(what, op, len(doing))
-
     clock = time.monotonic()
     workers = crew.Crew(
         "smoke.operators.audit:worker",
@@ -221,10 +207,24 @@ def _audit(
         limit=OP_LIMIT_S,
         env=_SIMULATED,
     )
-    workers.do(tasks, done)
-    doing = _further(entries, operators, found["settings"])
-    say.restart()
-    workers.do(doing, done)
+
+    def do(tasks: list[dict[str, str]], what: str) -> None:
+        def done(number: int, end: crew.Ended) -> None:
+            op, dtype, way = (tasks[number][key] for key in ("op", "dtype", "way"))
+            cell = table.judge((op, dtype, way), vars(end), limits, known)
+            if way == table.FORWARD:
+                operators[op][dtype] = cell
+            else:
+                operators[op][dtype][way] = cell
+            if cell["status"] == table.PASSES:
+                exercised.update(end.value["overloads"])
+            say.count(what, op, len(tasks))
+
+        say.restart()
+        workers.do(tasks, done)
+
+    do(tasks, "running")
+    do(_further(entries, operators, found["settings"]), "gradients, out= and in place:")
     found["exercised"] = table.exercised(exercised, found["census"])
     found["seconds"]["audit"] = round(time.monotonic() - clock, 3)
     found["restarts"] = workers.restarts
@@ -289,7 +289,7 @@ def _finish(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
         way: table.counts(found["operators"], settings["ways_dtypes"], way)
         for way in settings["ways"]
     }
-    found["compiled"] = table.compiled(found["programs"], found["settings"]["targets"])
+    found["compiled"] = table.compiled(found["programs"], settings["targets"])
     found["disagreements"] = table.disagreements(found["operators"], found["census"])
     found["problems"] = table.problems(found)
 

@@ -29,7 +29,8 @@ STATUSES = (PASSES, UNSUPPORTED, DIFFERS, ERROR, LIMIT, NOT_RUN)
 YES = "yes"
 REFUSED = "refused"
 NOTHING = "nothing to compile"
-COMPILES = (YES, REFUSED, ERROR, NOTHING, NOT_RUN)
+COMPILED = (YES, REFUSED, ERROR, NOT_RUN)
+"""What may become of one program; of all programs of a cell, :data:`NOTHING` too."""
 
 FORWARD = "forward"
 WAYS = ("gradient", "out", "inplace")
@@ -148,8 +149,8 @@ def judge(
             cell["status"] = DIFFERS
         elif outcome == "raised" and _UNSUPPORTED.search(message):
             cell["status"] = UNSUPPORTED
-            if missing := sorted(set(_OVERLOAD.findall(message))):
-                cell["missing"] = missing[:1]
+            if named := _OVERLOAD.search(message):
+                cell["missing"] = [named[1]]
         if cell["status"] in (ERROR, DIFFERS):
             one = _listed(known, called, message)
             if one is not None:
@@ -304,7 +305,7 @@ def compiled(
     Returns:
         Target to status to number.
     """
-    made = {target: dict.fromkeys((YES, REFUSED, ERROR, NOT_RUN), 0) for target in targets}
+    made = {target: dict.fromkeys(COMPILED, 0) for target in targets}
     for told in programs.values():
         for target in targets:
             made[target][told.get(target, {"status": NOT_RUN})["status"]] += 1
@@ -386,8 +387,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
     A cell is lost when it passed and does not any more, whatever it does now, and gained the other
     way round. So is a program's compiling (``yes`` before, something else now), and a core or other
-    ATen overload's support in the census. A cell that only one of the tables was asked for is not
-    compared, and counted.
+    ATen overload's support in the census. What only one of the tables was asked for is not
+    compared, and named.
 
     Args:
         old: A ``tpuforge.operators/1`` document.
@@ -401,10 +402,10 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, list[dict[str, str]]] = {"lost": [], "gained": [], "changed": []}
     silent: list[str] = []
     _compare_census(old["census"], new["census"], made)
-    asked = [set(one["settings"]["dtypes"]) if one["audited"] else set() for one in (old, new)]
-    for dtype in sorted(asked[0] ^ asked[1]):
-        silent.append(f"{dtype}: only the {'older' if dtype in asked[0] else 'newer'} has it")
-    partial = [one["settings"].get("only") for one in (old, new)]
+    asked = [_asked(one) for one in (old, new)]
+    for called in sorted(asked[0] ^ asked[1]):
+        silent.append(f"{called}: only the {'older' if called in asked[0] else 'newer'} has it")
+    partial = [one["settings"]["only"] for one in (old, new)]
     dtypes = [dtype for dtype in new["settings"]["dtypes"] if dtype in asked[0] & asked[1]]
     for name in dict.fromkeys([*old["operators"], *new["operators"]]):
         before, now = old["operators"].get(name), new["operators"].get(name)
@@ -437,11 +438,19 @@ def _who(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _asked(table: Mapping[str, Any]) -> set[str]:
+    """The dtypes that a table was asked for, and each with its further ways."""
+    if not table["audited"]:
+        return set()
+    settings = table["settings"]
+    further = (said(dtype, way) for dtype in settings["ways_dtypes"] for way in settings["ways"])
+    return {*settings["dtypes"], *further}
+
+
 def _change(
     what: str, op: str, dtype: str, pair: tuple[str, str], detail: object = ""
 ) -> dict[str, str]:
-    said = str(detail or "").partition("\n")[0]
-    words = {"before": pair[0], "now": pair[1], "detail": said}
+    words = {"before": pair[0], "now": pair[1], "detail": str(detail or "").partition("\n")[0]}
     return {"what": what, "op": op, "dtype": dtype, **words}
 
 

@@ -214,7 +214,14 @@ def document(**operators: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "image": None,
         "versions": {"torch": "2.13.0"},
         "started": "2026-11-30T12:00:00+00:00",
-        "settings": {"dtypes": ["float32"], "samples": 1, "only": None, "targets": ["v6e:2x2"]},
+        "settings": {
+            "dtypes": ["float32"],
+            "ways": ["gradient"],
+            "ways_dtypes": ["float32"],
+            "samples": 1,
+            "only": None,
+            "targets": ["v6e:2x2"],
+        },
         "census": {"direct": ["add.Tensor"], "composite": ["flatten"], "unsupported": ["eig"]},
         "audited": True,
         "stale": [],
@@ -284,10 +291,12 @@ def test_the_census_is_compared_as_well() -> None:
 def test_what_only_one_table_was_asked_for_is_named_and_not_judged() -> None:
     old, new = document(add=cell("passes"), mul=cell("passes")), document(add=cell("passes"))
     new["settings"] |= {"only": "add", "dtypes": ["float32", "int64"], "targets": [], "samples": 2}
+    new["settings"]["ways"] = ["out"]
     changes = table.compare(old, new)
     assert changes["exit_code"] == 0
     said = "\n".join(changes["not_compared"])
-    for word in ("mul", "int64", "v6e:2x2", "samples"):
+    for word in ("mul", "int64", "float32 gradient: only the older", "float32 out: only the newer",
+                 "v6e:2x2", "samples"):  # fmt: skip
         assert word in said
 
 
