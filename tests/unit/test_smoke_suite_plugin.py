@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import subprocess
+import re
 import sys
 from pathlib import Path
 
@@ -13,51 +13,48 @@ from process_support import call
 from smoke_suite_support import ROOT
 
 RUN = """
-import pytest, sys
+import os, pytest, sys
 from smoke.plugin import Suite
-suite = Suite(("v6e:2x2", "v5e:2x2"), False, {{}}, None)
-code = pytest.main([{path!r}, "-q", "-p", "no:cacheprovider", "-c", "/dev/null"], plugins=[suite])
-for one in suite.results:
-    print(one["id"], one["status"], one["detail"], one["figures"])
-sys.exit(code)
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # as the command has it
+sys.stderr = sys.stdout
+for path in sys.argv[1:]:
+    suite = Suite(("v6e:2x2", "v5e:2x2"), False, {}, None)
+    code = pytest.main([path, "-q", "-p", "no:cacheprovider", "-c", "/dev/null"], plugins=[suite])
+    for one in suite.results:
+        print(one["id"], one["status"], one["detail"], one["figures"])
+    print("ended with", int(code))
 """
 GOOD = 'id="static.good", purpose="p", severity="critical", remedy="r"'
 
 
-def _run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "test_some.py"
-    path.write_text(f"import pytest\n{text}")
-    return call([sys.executable, "-c", RUN.format(path=str(path))], cwd=ROOT, timeout=60)
+def _run(tmp_path: Path, *texts: str) -> list[str]:
+    """What the suite says of each of these files of checks, all of them in one process."""
+    paths = [tmp_path / f"test_{number}.py" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(f"import pytest\n{text}")
+    done = call([sys.executable, "-c", RUN, *paths], cwd=ROOT, timeout=60, check=True)
+    return re.findall(r".*?^ended with \d$", done.stdout, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("marker", "said"),
-    [
-        ("", "has no check marker"),
-        ('@pytest.mark.check(id="static.x", purpose="p", severity="critical")', "and remedy"),
-        ("@pytest.mark.check({})".format(GOOD.replace('"r"', '""')), "and remedy"),
-        (f"@pytest.mark.check({GOOD.replace('static', 'statics')})", "unknown tier"),
-        (f"@pytest.mark.check({GOOD.replace('critical', 'bad')})", "unknown tier or severity"),
-    ],
-)
-def test_a_check_that_does_not_say_what_it_is_is_refused(
-    tmp_path: Path, marker: str, said: str
-) -> None:
-    done = _run(tmp_path, f"{marker}\ndef test_x(): pass\n")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert said in done.stdout + done.stderr
-
-
-def test_two_checks_of_one_name_are_refused(tmp_path: Path) -> None:
-    one = f"@pytest.mark.check({GOOD})\n"
-    done = _run(tmp_path, f"{one}def test_a(): pass\n{one}def test_b(): pass\n")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "two checks are called static.good" in done.stdout + done.stderr
+def test_a_check_that_does_not_say_what_it_is_is_refused(tmp_path: Path) -> None:
+    marked = f"@pytest.mark.check({GOOD})\n"
+    cases = {
+        "": "has no check marker",
+        '@pytest.mark.check(id="static.x", purpose="p", severity="critical")\n': "and remedy",
+        marked.replace('"r"', '""'): "and remedy",
+        marked.replace("static", "statics"): "unknown tier",
+        marked.replace("critical", "bad"): "unknown tier or severity",
+        f"{marked}def test_a(): pass\n{marked}": "two checks are called static.good",
+    }
+    ends = _run(tmp_path, *(f"{text}def test_x(): pass\n" for text in cases))
+    for end, said in zip(ends, cases.values(), strict=True):
+        assert said in end
+        assert end.endswith(f"ended with {pytest.ExitCode.USAGE_ERROR:d}")
 
 
 def test_results_say_passed_failed_and_not_run(tmp_path: Path) -> None:
     marks = [f"@pytest.mark.check({GOOD.replace('good', name)})\n" for name in "abcdef"]
-    done = _run(
+    (said,) = _run(
         tmp_path,
         f"""
 {marks[0]}def test_a(check):
@@ -79,7 +76,7 @@ def late():
 {marks[5]}def test_f(target): assert target != "v5e:2x2", "no " + target
 """,
     )
-    lines = done.stdout.splitlines()
+    lines = said.splitlines()
     assert "static.a passed fine {'n': 1}" in lines
     assert any(line.startswith("static.b failed bad news") for line in lines)
     assert "static.c not run not here {}" in lines
