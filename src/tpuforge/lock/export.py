@@ -12,7 +12,7 @@ import argparse
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -22,10 +22,6 @@ from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.tool import ToolRepository
-from cyclonedx.output.json import JsonV1Dot6
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 from packaging.markers import Marker
 from packaging.pylock import Package, PackageWheel, Pylock, PylockValidationError
@@ -33,6 +29,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tpuforge import bom
 from tpuforge.console import Progress
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import provenance
@@ -260,14 +257,10 @@ def sbom_text(
     of = Component(type=ComponentType.APPLICATION, name=name, bom_ref=name)
     components = {p.name: _component(pins, p, why[p.name], p.sha256 in cpu) for p in packages}
     digests = "\n".join(f"{p.name} {p.sha256}" for p in sorted(packages))
-    bom = Bom(
+    made = Bom(
         serial_number=uuid.uuid5(uuid.NAMESPACE_OID, f"{name} {digests}"),
         components=components.values(),
         metadata=BomMetaData(
-            timestamp=datetime.fromtimestamp(pins.epoch, UTC),
-            tools=ToolRepository(
-                components=[Component(type=ComponentType.APPLICATION, name="tpuforge")]
-            ),
             component=of,
             properties=[
                 Property(
@@ -280,18 +273,10 @@ def sbom_text(
     for package in packages:
         *parents, _ = why[package.name]["why"]
         parent = components[parents[-1]] if parents else of
-        bom.register_dependency(parent, [components[package.name]])
-    text = JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
-    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
-    if fault is not None:
-        place = "/".join(map(str, fault.data.absolute_path))
-        raise ForgeError(
-            f"the bill of materials of {name} is no CycloneDX 1.6: {place}: {fault.data.message}",
-            expected="a document that the official schema takes",
-            mend=f"look at lock/{name}.json: it holds what the schema refuses",
-            exit_code=Exit.FAULT,
-        )
-    return text
+        made.register_dependency(parent, [components[package.name]])
+    what = f"the bill of materials of {name}"
+    mend = f"look at lock/{name}.json: it holds what the schema refuses"
+    return bom.written(made, what, epoch=pins.epoch, version=None, mend=mend)
 
 
 def _component(pins: Pins, package: Locked, why: Mapping[str, Any], cpu: bool) -> Component:

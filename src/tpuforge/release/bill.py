@@ -23,16 +23,11 @@ from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
-from cyclonedx.model.tool import ToolRepository
-from cyclonedx.output.json import JsonV1Dot6
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from tpuforge import __version__
-from tpuforge.errors import Exit, ForgeError
+from tpuforge import __version__, bom
 from tpuforge.paths import parse_json
 from tpuforge.release import licences
 from tpuforge.release.inventory import VENV, Deb, Inventory, Wheel
@@ -299,38 +294,22 @@ def cyclonedx(subject: Subject, found: Sequence[Part], release: Mapping[str, str
             )
         )
     told = "\n".join(sorted(f"{part.ref} {part.sha256} {part.layer}" for part in found))
-    bom = Bom(
+    made = Bom(
         serial_number=uuid.uuid5(_NAMESPACE, f"{subject.digest}\n{told}"),
         components=everything,
-        metadata=BomMetaData(
-            timestamp=datetime.fromtimestamp(subject.epoch, UTC),
-            tools=ToolRepository(
-                components=[
-                    Component(type=ComponentType.APPLICATION, name="tpuforge", version=__version__)
-                ]
-            ),
-            component=of,
-        ),
+        metadata=BomMetaData(component=of),
     )
     needed = {ref for part in found for ref in part.needs}
-    bom.register_dependency(
+    made.register_dependency(
         of, [one for ref, one in sorted(components.items()) if ref not in needed]
     )
     for part in found:
-        bom.register_dependency(
+        made.register_dependency(
             components[part.ref], [components[ref] for ref in part.needs if ref in components]
         )
-    text = JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
-    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
-    if fault is not None:
-        place = "/".join(map(str, fault.data.absolute_path))
-        raise ForgeError(
-            f"the bill of {subject.name} is no CycloneDX 1.6: {place}: {fault.data.message}",
-            expected="a document that the official schema takes",
-            mend="look at what that package states of itself: the schema refuses it",
-            exit_code=Exit.FAULT,
-        )
-    return text
+    mend = "look at what that package states of itself: the schema refuses it"
+    what = f"the bill of {subject.name}"
+    return bom.written(made, what, epoch=subject.epoch, version=__version__, mend=mend)
 
 
 def _component(part: Part) -> Component:

@@ -226,6 +226,7 @@ def _key(
         health.decode("utf-8", "replace") if health is not None else "",
         *(sha256_file(path) if path.is_file() else "" for path in locks),
         *(sha256_file(here / f"{name}.py") for name in _CODE),
+        sha256_file(ROOT / "src/tpuforge/bom.py"),
     )
 
 
