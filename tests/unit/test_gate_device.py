@@ -196,7 +196,6 @@ def test_hosts_are_counted_by_their_names() -> None:
 
 README = {"device": "tpu", "finite": True, "difference": 0.001, "scale": 1.0}
 TRAINED = {
-    "largest_weight_step": 0.1,
     "largest_weight_difference": 0.001,
     "first_step_seconds": 1.0,
     "steady_step_seconds": 0.1,
@@ -238,8 +237,6 @@ def answered(
         ("readme", README, {"difference": 0.03}, "differs from the CPU's by 0.03"),
         ("readme", README, {"finite": False}, "differs from the CPU's"),
         ("readme", README, {"device": "cpu"}, "the product is on cpu"),
-        ("train", TRAINED, {"largest_weight_step": 0.0}, "moved no weight"),
-        ("compile-train", TRAINED, {"largest_weight_step": 0.0}, "moved no weight"),
         ("memory", gibibytes(31.24), gibibytes(15.75), "15.75 GiB, where a TPU v6e has 31.24"),
     ],
 )
