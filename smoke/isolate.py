@@ -115,7 +115,7 @@ def run(
         reply_write = -1
         code, peak, reply = _await(child, reply_read, started + timeout, stop)
         seconds = time.monotonic() - started
-        output = _end_of(log)
+        output = end_of(log)
         value, error, kind = _outcome(code, reply, timeout, output)
         return Ended(value, error, kind, seconds, peak, output)
     finally:
@@ -167,14 +167,9 @@ def _outcome(
         answer = json.loads(reply)
     except ValueError:
         answer = {}
-    if code == -signal.SIGKILL:
-        words = "the process was killed from outside; a memory limit does that, or a person"
-        return None, words, "killed"
     if code < 0:
-        name = _signal_name(-code)
-        last = output.strip().splitlines()
-        hint = next((line for line in reversed(last) if _telling(line)), "")
-        return None, f"the process was ended by {name}" + (f": {hint}" if hint else ""), "signal"
+        kind, words = obituary(code, output)
+        return None, words, kind
     if "error" in answer:
         return None, answer["error"], answer["kind"]
     if code != 0 or "value" not in answer:
@@ -182,10 +177,39 @@ def _outcome(
     return answer["value"], None, None
 
 
-def _telling(line: str) -> bool:
-    """Whether a line of a crashing process says something: not a stack frame."""
-    text = line.strip()
-    return bool(text) and not text.startswith(("@", "#", "File ", "***", "<", "Extension modules"))
+_STACK = (
+    "@",
+    "#",
+    "File ",
+    "***",
+    "<",
+    "Extension modules",
+    "Current thread",
+    "Thread 0x",
+    "Fatal P",
+)
+"""How the lines begin that a crashing process writes about its stack."""
+
+
+def obituary(code: int, output: str) -> tuple[str, str]:
+    """How a process ended that was not meant to.
+
+    Args:
+        code: Its exit code; negative for a signal.
+        output: The end of what it wrote; the last line that belongs to no stack is quoted.
+
+    Returns:
+        Kind (``killed``, ``signal`` or ``exit``) and words.
+    """
+    if code == -signal.SIGKILL:
+        words = "the process was killed from outside; a memory limit does that, or a person"
+        return "killed", words
+    lines = (line.strip() for line in reversed(output.splitlines()))
+    last = next((line[:400] for line in lines if line and not line.startswith(_STACK)), "")
+    hint = f": {last}" if last else ""
+    if code < 0:
+        return "signal", f"the process was ended by {_signal_name(-code)}{hint}"
+    return "exit", f"the process ended with exit code {code}{hint}"
 
 
 def _signal_name(number: int) -> str:
@@ -220,20 +244,37 @@ def _all_ended(pid: int) -> bool:
         return False
 
 
-def _end_of(log: Path) -> str:
+def end_of(log: Path) -> str:
+    """The end of what a process wrote.
+
+    Args:
+        log: The file that it wrote to.
+    """
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
 
 
-def _child(request: dict[str, Any]) -> int:
-    """The child's side: call the function, send the reply, leave without clean-up."""
+def settle(parent: int) -> bool:
+    """In a child: die with the parent, and write the stack of a crash.
+
+    Args:
+        parent: Its process number.
+
+    Returns:
+        Whether the parent still lives.
+    """
     if hasattr(ctypes.CDLL(None), "prctl"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != request["parent"]:
-        return 1
     faulthandler.enable()
+    return os.getppid() == parent
+
+
+def _child(request: dict[str, Any]) -> int:
+    """The child's side: call the function, send the reply, leave without clean-up."""
+    if not settle(request["parent"]):
+        return 1
     sys.path.insert(0, str(_PARENT))
     module, _, name = request["function"].partition(":")
     answer: dict[str, Any]

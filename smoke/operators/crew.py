@@ -6,15 +6,12 @@ had at that moment is blamed and the rest goes on in a new one. A task is blamed
 ended a second, fresh worker as well.
 
 The work is named, not pickled: ``module:function`` is called once per worker with JSON arguments
-and gives the function that does the tasks. Tasks and replies travel as lines of JSON. Run as a
-script this module is the worker's side.
+and gives the function that does the tasks. Tasks and replies travel as lines of JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import importlib
 import json
 import os
@@ -33,9 +30,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_PACKAGE = Path(__file__).resolve().parents[2]
-_PR_SET_PDEATHSIG = 1
-_TAIL_BYTES = 16 * 1024
+from smoke import isolate
+
+_WORKER = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from smoke.operators import crew
+sys.exit(crew._worker(json.loads(sys.argv[1])))
+"""
+"""What a worker's interpreter runs; nobody's working directory or variables lead it elsewhere."""
 
 
 class CrewError(Exception):
@@ -220,7 +223,7 @@ class _Worker:
         variables = {**os.environ, "TMPDIR": str(self._folder), **crew.env}
         with self._log.open("wb") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, json.dumps(request)],
+                [sys.executable, "-P", "-c", _WORKER, json.dumps(request)],
                 env={name: value for name, value in variables.items() if value is not None},
                 stdin=subprocess.PIPE,
                 stdout=sink,
@@ -283,13 +286,9 @@ class _Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
         code = self._process.poll()
-        last = _telling(_end_of(self._log))
-        hint = f": {last}" if last else ""
-        if code == -signal.SIGKILL:
-            return "killed", "the process was killed from outside; a memory limit does that"
-        if code is not None and code < 0:
-            return "signal", f"the process was ended by {_signal_name(-code)}{hint}"
-        return "exit", f"the process ended with exit code {code}{hint}"
+        if code is None:
+            return "exit", "the process closed its side and did not end"
+        return isolate.obituary(code, isolate.end_of(self._log))
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the process and what it started; any thread may."""
@@ -311,45 +310,6 @@ class _Worker:
         return self._peak
 
 
-def _end_of(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-_STACK = (
-    "@",
-    "#",
-    "File ",
-    "***",
-    "<",
-    "Extension modules",
-    "Current thread",
-    "Thread 0x",
-    "Fatal P",
-)
-
-
-def _telling(output: str) -> str:
-    """The last line of a dying process that belongs to no stack."""
-    for line in reversed(output.splitlines()):
-        text = line.strip()
-        if text and not text.startswith(_STACK):
-            return text[:400]
-    return ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _peak() -> int:
     import resource
 
@@ -358,12 +318,8 @@ def _peak() -> int:
 
 def _worker(request: dict[str, Any]) -> int:
     """The worker's side: get ready, then one reply per line of input."""
-    if hasattr(ctypes.CDLL(None), "prctl"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != request["parent"]:
+    if not isolate.settle(request["parent"]):
         return 1
-    faulthandler.enable()
-    sys.path.insert(0, str(_PACKAGE))
     # what a task prints must not be read as a reply, nor its input as a task
     tasks = os.fdopen(os.dup(0), "r", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -391,7 +347,3 @@ def _worker(request: dict[str, Any]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(_worker(json.loads(sys.argv[1])))
