@@ -99,13 +99,17 @@ def link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def private_out(folder: Path, out: Path) -> Path:
-    """An out folder with the wheels and the base of another one, and nothing baked."""
-    for name in ("wheelhouse", "debs", "base"):
-        for path in (out / name).rglob("*"):
+def private_out(folder: Path, out: Path, *parts: str) -> Path:
+    """An out folder with parts of another one, by links: what a bake needs, if none are named."""
+    for part in parts or ("wheelhouse", "debs", "base"):
+        for path in [out / part, *(out / part).rglob("*")]:
+            target = folder / path.relative_to(out)
+            if path.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(path.readlink())
             # a log is written in place: its other name would change with it
-            if path.is_file() and ".partial" not in path.parts and path.suffix != ".log":
-                link(path, folder / name / path.relative_to(out / name))
+            elif path.is_file() and ".partial" not in path.parts and path.suffix != ".log":
+                link(path, target)
     return folder
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bake_support import Engine, Image, link
+from bake_support import Engine, Image, private_out
 from smoke_host_support import forge_apart, owner
 
 CHOSEN = ("--tier", "static,import", "-k", "static.needed or import.pjrt-pair or static.guard")
@@ -22,12 +22,8 @@ LIBTPU = "/opt/venv/lib/python3.11/site-packages/libtpu/libtpu.so"
 @pytest.fixture(scope="module")
 def out(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An out folder with the real image and engine, by links."""
-    folder = tmp_path_factory.mktemp("gate")
-    link(image.out / "engine/engine.json", folder / "engine/engine.json")
-    for path in (image.out / "images" / image.slug).rglob("*"):
-        if path.is_file():
-            link(path, folder / path.relative_to(image.out))
-    return folder
+    parts = ("engine/engine.json", f"images/{image.slug}")
+    return private_out(tmp_path_factory.mktemp("gate"), image.out, *parts)
 
 
 @pytest.fixture(scope="module")

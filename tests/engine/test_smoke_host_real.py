@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bake_support import Engine, Image, link, result
+from bake_support import Engine, Image, private_out, result
 from smoke_host_support import forge_apart, owner
 
 MAY_TAKE_S = 900
@@ -26,15 +26,7 @@ def out(engine: Engine, image: Image, tmp_path_factory: pytest.TempPathFactory) 
     simulator = Path(result("tpuforge.smoke.simulator")["folder"])
     folder = tmp_path_factory.mktemp("an out folder, with ümlaut")
     parts = ["engine/engine.json", f"images/{image.slug}", "wheelhouse"]
-    for part in (*parts, simulator.relative_to(image.out).as_posix()):
-        source = image.out / part
-        for path in [source] if source.is_file() else sorted(source.rglob("*")):
-            target = folder / path.relative_to(image.out)
-            if path.is_symlink():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(path.readlink())
-            elif path.is_file() and ".partial" not in path.parts:
-                link(path, target)
+    private_out(folder, image.out, *parts, simulator.relative_to(image.out).as_posix())
     assert engine.record["docker"] == read(folder / "engine/engine.json")["docker"]
     return folder
 
