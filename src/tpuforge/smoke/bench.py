@@ -17,6 +17,7 @@ from tpuforge.console import Progress, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, read_lock
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_json
+from tpuforge.records import Form, read_record
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, main_of, parser
 
@@ -27,6 +28,14 @@ _WHEELS = "/wheels"
 _TARGET = "/install"
 # one takes a fifth of the whole run: enough to show a spread
 _INSTALLS = 2
+_FIGURES = ("min", "median", "max")
+_MEASUREMENT: Form = {
+    "id": str,
+    "unit": str,
+    "samples": list,
+    "not_run": (str, type(None)),
+    **dict.fromkeys(_FIGURES, (int, float, type(None))),
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,11 +64,7 @@ def _bench(options: argparse.Namespace, progress: Progress) -> Outcome:
         raise ForgeError(
             f"--samples {options.samples}", expected="1 or more", mend="leave it out for 3"
         )
-    if options.image_ref:
-        engine = container.find_engine(progress)
-        subject = container.referenced(engine, options.image_ref)
-    else:
-        engine, subject = None, container.baked(options)
+    engine, subject = container.chosen(options, progress)
     folder = out_dir() / "bench" / subject.slug
     inputs = {
         "the image": subject.digest,
@@ -118,8 +123,8 @@ def _kept(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Any]] | Non
     """The record and the result of an earlier run with the same inputs, if both are whole."""
     with container.shelf():
         record = container.earlier(folder, ["bench.json"], key)
-        result = read_json(folder / "bench.json")
-    if record is None or record["exit_code"] != Exit.OK or not _is_result(result):
+        result = _read(folder / "bench.json")
+    if record is None or record["exit_code"] != Exit.OK or result is None:
         return None
     return record, result
 
@@ -163,8 +168,7 @@ def _measure(room: container.Room, options: argparse.Namespace, simulated: Path 
                 )
             )
         code = max(code, done.code)
-    result = read_json(room.results / "bench.json")
-    if not _is_result(result):
+    if _read(room.results / "bench.json") is None:
         raise ForgeError(
             f"the benchmarks ended with exit code {done.code} and left no result\n{done.tail}",
             expected=f"a result of the schema {BENCH_SCHEMA}",
@@ -173,21 +177,13 @@ def _measure(room: container.Room, options: argparse.Namespace, simulated: Path 
     return code
 
 
-def _is_result(result: Any) -> bool:
-    """Whether a document has what is read here."""
-    if not isinstance(result, dict) or result.get("schema") != BENCH_SCHEMA:
-        return False
-    items = result.get("measurements")
-    figures = ("min", "median", "max")
-    wanted = {"id", "unit", "samples", "not_run", *figures}
-    return isinstance(items, list) and all(
-        isinstance(item, dict)
-        and wanted <= item.keys()
-        and isinstance(item["samples"], list)
-        and len({item[key] is None for key in figures}) == 1
-        and all(isinstance(item[key], int | float | None) for key in figures)
-        for item in items
+def _read(path: Path) -> dict[str, Any] | None:
+    """The measurements at a path, if they have what is read here."""
+    found = read_record(path, BENCH_SCHEMA, {"measurements": [_MEASUREMENT]})
+    whole = found is not None and all(
+        len({item[key] is None for key in _FIGURES}) == 1 for item in found["measurements"]
     )
+    return found if whole else None
 
 
 def _lock_of(subject: container.Subject) -> list[Locked] | str:

@@ -288,6 +288,28 @@ def referenced(engine: Engine, reference: str) -> Subject:
     return Subject(slug, reference, (found,), None, suite, python or None)
 
 
+def chosen(
+    options: argparse.Namespace, progress: Progress, engine: Engine | None = None
+) -> tuple[Engine | None, Subject]:
+    """The image that the options name, and an engine if only an engine can know the image.
+
+    Args:
+        options: With ``image``, ``python``, ``flavour`` and ``image_ref``.
+        progress: Shows what is done.
+        engine: An engine that was found already.
+
+    Returns:
+        The engine, None as long as none was needed, and the image.
+
+    Raises:
+        ForgeError: See :func:`baked`, :func:`find_engine` and :func:`referenced`.
+    """
+    if not options.image_ref:
+        return engine, baked(options)
+    engine = engine or find_engine(progress)
+    return engine, referenced(engine, options.image_ref)
+
+
 def find_engine(progress: Progress) -> Engine:
     """The engine that the bake used, or whatever ``./forge engine`` finds now.
 

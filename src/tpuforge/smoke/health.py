@@ -219,11 +219,7 @@ def _subjects(
     engine = None
     found: dict[str, container.Subject] = {}
     for name in names:
-        if name.image_ref:
-            engine = engine or container.find_engine(progress)
-            subject = container.referenced(engine, name.image_ref)
-        else:
-            subject = container.baked(name)
+        engine, subject = container.chosen(name, progress, engine)
         found.setdefault(subject.slug, subject)
     return list(found.values()), engine
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import out_dir, read_json
+from tpuforge.paths import out_dir
+from tpuforge.records import read_record
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, main_of, parser
 
@@ -23,6 +24,16 @@ SCHEMA = "tpuforge.model/1"
 _MOUNTED = "/model"
 _PLENTY_S = 3600.0
 _JUDGED = (Exit.OK, Exit.FAULT, Exit.CANNOT)
+# what is read here
+_RESULT = {
+    "exit_code": int,
+    "verdict": str,
+    "findings": list,
+    "notes": list,
+    "targets": dict,
+    "programs": list,
+    "model": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -106,11 +117,7 @@ def _readable(file: Path) -> None:
 
 def _model(options: argparse.Namespace, progress: Progress) -> Outcome:
     given = _given(options)
-    if options.image_ref:
-        engine = container.find_engine(progress)
-        subject = container.referenced(engine, options.image_ref)
-    else:
-        engine, subject = None, container.baked(options)
+    engine, subject = container.chosen(options, progress)
     folder = out_dir() / "model" / subject.slug
     with container.turn(progress):
         started = time.monotonic()
@@ -169,33 +176,14 @@ def _judge(
     )
     with room.progress.step(f"lowering and compiling {given.title}"):
         done = room.run(job)
-    found = read_json(room.results / "model.json")
-    if not _is_result(found) or found["exit_code"] != done.code:
+    found = read_record(room.results / "model.json", SCHEMA, _RESULT)
+    if found is None or found["exit_code"] not in _JUDGED or found["exit_code"] != done.code:
         raise ForgeError(
             f"health model ended with exit code {done.code} and left no result\n{done.tail}",
             expected=f"a result of the schema {SCHEMA}",
             mend="see the lines above; ./forge bake if the image is older than this command",
         )
-    return dict(found)
-
-
-def _is_result(found: Any) -> bool:
-    """Whether a document has what is read here."""
-    wanted = {
-        "exit_code": int,
-        "verdict": str,
-        "findings": list,
-        "notes": list,
-        "targets": dict,
-        "programs": list,
-        "model": dict,
-    }
-    return (
-        isinstance(found, dict)
-        and found.get("schema") == SCHEMA
-        and all(isinstance(found.get(name), kind) for name, kind in wanted.items())
-        and found["exit_code"] in _JUDGED
-    )
+    return found
 
 
 def _verdict(found: dict[str, Any]) -> str:

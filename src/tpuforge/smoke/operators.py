@@ -17,6 +17,7 @@ from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, read_json
 from tpuforge.process import clean_env, run
+from tpuforge.records import read_record
 from tpuforge.smoke import container, simulator
 from tpuforge.verb import Outcome, main_of, parser
 
@@ -24,6 +25,17 @@ SCHEMA = "tpuforge.operators/1"
 FILES = ("operators.json", "operators.html")
 LIMIT_S = 3600.0
 _JUDGED = (Exit.OK, Exit.FAULT)
+# what is read here
+_TABLE = {
+    "exit_code": int,
+    "audited": bool,
+    "counts": dict,
+    "compiled": dict,
+    "problems": list,
+    "census": dict,
+    "seconds": dict,
+    "peak_memory_bytes": int,
+}
 _SHOWN = 20
 _COLUMNS = ("passes", "unsupported", "differs", "error", "simulator limit", "not run")
 
@@ -67,17 +79,13 @@ def _parser() -> argparse.ArgumentParser:
 def _operators(options: argparse.Namespace, progress: Progress) -> Outcome:
     if options.samples < 1:
         raise ForgeError(f"--samples {options.samples}", expected="1 or more", mend="leave it out")
-    if options.compare is not None and not _is_table(read_json(options.compare)):
+    if options.compare is not None and read_record(options.compare, SCHEMA, _TABLE) is None:
         raise ForgeError(
             f"{options.compare} is no table of operators",
             expected=f"a document of the schema {SCHEMA}",
             mend="name the operators.json of an earlier run",
         )
-    if options.image_ref:
-        engine = container.find_engine(progress)
-        subject = container.referenced(engine, options.image_ref)
-    else:
-        engine, subject = None, container.baked(options)
+    engine, subject = container.chosen(options, progress)
     folder = out_dir() / "operators" / subject.slug
     inputs = {
         "the image": subject.digest,
@@ -135,8 +143,8 @@ def _kept(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Any]] | Non
     """The record and the table of an earlier run with the same inputs, if both are whole."""
     with container.shelf():
         record = container.earlier(folder, FILES, key)
-        found = read_json(folder / "operators.json")
-    if record is None or record["exit_code"] not in _JUDGED or not _is_table(found):
+        found = read_record(folder / "operators.json", SCHEMA, _TABLE)
+    if record is None or record["exit_code"] not in _JUDGED or found is None:
         return None
     return record, found
 
@@ -159,46 +167,23 @@ def _audit(room: container.Room, options: argparse.Namespace, simulated: Path) -
     )
     with room.progress.step("running operators"):
         done = room.run(job)
-    found = read_json(room.results / "operators.json")
-    if not _is_table(found) or found["exit_code"] != done.code:
+    found = read_record(room.results / "operators.json", SCHEMA, _TABLE)
+    if found is None or found["exit_code"] != done.code:
         raise ForgeError(
             f"the audit ended with exit code {done.code} and left no table of that\n{done.tail}",
             expected=f"a table of the schema {SCHEMA}",
             mend="./forge operators --help for the options; ./forge bake if the image is older",
         )
-    return dict(found)
-
-
-def _is_table(found: Any) -> bool:
-    """Whether a document has what is read here."""
-    wanted = {
-        "exit_code": int,
-        "audited": bool,
-        "counts": dict,
-        "compiled": dict,
-        "problems": list,
-        "census": dict,
-        "seconds": dict,
-        "peak_memory_bytes": int,
-    }
-    return (
-        isinstance(found, dict)
-        and found.get("schema") == SCHEMA
-        and all(isinstance(found.get(name), kind) for name, kind in wanted.items())
-    )
+    return found
 
 
 def _show(found: dict[str, Any], subject: container.Subject) -> None:
-    """Counts by dtype, then what nobody knew."""
+    """Counts by dtype and way, then what nobody knew."""
     rows = [
-        (dtype, *(str(counts.get(status, "")) for status in _COLUMNS))
-        for dtype, counts in found["counts"].items()
+        (f"{dtype} {way}".rstrip(), *(str(counts.get(status, "")) for status in _COLUMNS))
+        for way, by_dtype in {"": found["counts"], **found.get("counts_of_ways", {})}.items()
+        for dtype, counts in by_dtype.items()
     ]
-    for way, by_dtype in found.get("counts_of_ways", {}).items():
-        rows += [
-            (f"{dtype} {way}", *(str(counts.get(status, "")) for status in _COLUMNS))
-            for dtype, counts in by_dtype.items()
-        ]
     print_table(("dtype", *_COLUMNS), rows, title=subject.reference)
     for target, counts in found["compiled"].items():
         words = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
