@@ -16,9 +16,14 @@ import pytest
 
 from process_support import call
 from smoke_suite_support import CLI, ROOT, Environment, image_home, lock_of, package
+from tpuforge import health_report
 
 SOUND = "static.lock or static.closure or static.record or static.cuda or static.torch-tpu"
 SCHEMA = json.loads((ROOT / "smoke" / "health.schema.json").read_text())
+KINDS: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,),
+    "null": (type(None),), "integer": (int,), "number": (int, float),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +41,13 @@ def _misfit(value: Any, schema: dict[str, Any], where: str = "$") -> list[str]:
         "required", "properties", "additionalProperties", "items",
     }  # fmt: skip
     assert set(schema) <= known
-    kinds = {
-        "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
-        "integer": int, "number": (int, float),
-    }  # fmt: skip
     if "const" in schema and value != schema["const"]:
         return [f"{where} is {value!r}"]
     if "enum" in schema and value not in schema["enum"]:
         return [f"{where} is {value!r}"]
     if "type" in schema:
         names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-        if not any(isinstance(value, kinds[name]) for name in names):
+        if not any(isinstance(value, KINDS[name]) for name in names):
             return [f"{where} is {value!r}, not {names}"]
     if "minimum" in schema and value < schema["minimum"]:
         return [f"{where} is {value!r}"]
@@ -96,6 +97,27 @@ def test_the_schema_refuses_what_it_should() -> None:
     assert "$ has extra" in found
     assert "$ has no tiers" in found
     assert "$.schema is 'tpuforge.health/2'" in found
+
+
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [
+        (health_report._REPORT, SCHEMA),
+        (health_report._TIER, SCHEMA["$defs"]["tier"]),
+        (health_report._CHECK, SCHEMA["$defs"]["check"]),
+    ],
+)
+def test_the_host_reads_only_what_the_schema_promises(form: Any, part: dict[str, Any]) -> None:
+    assert form.keys() <= set(part["required"])
+    for name, kind in form.items():
+        one = part["properties"][name]
+        one = SCHEMA["$defs"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+        words = one.get("type", [])
+        said = {
+            each for word in ([words] if isinstance(words, str) else words) for each in KINDS[word]
+        }
+        said |= {type(value) for value in one.get("enum", ())}
+        assert set(kind if isinstance(kind, tuple) else (kind,)) == said, name
 
 
 def test_json_on_standard_output_is_nothing_but_json(sound: Environment) -> None:
