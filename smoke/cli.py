@@ -236,8 +236,9 @@ def health(argv: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    own, _, extra = _split(argv)
-    options = _parser().parse_args(own)
+    words = list(argv)
+    own = words.index("--") if "--" in words else len(words)
+    options, extra = _parser().parse_args(words[:own]), words[own + 1 :]
     started, clock = datetime.now(UTC), time.monotonic()
     here = place.here()
     try:
@@ -296,14 +297,6 @@ def health(argv: Sequence[str]) -> int:
     if extra or trouble:
         print(said, file=sys.stderr)
     return _deliver(options, result)
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], bool, list[str]]:
-    words = list(argv)
-    if "--" in words:
-        place_of = words.index("--")
-        return words[:place_of], True, words[place_of + 1 :]
-    return words, False, []
 
 
 def _read_earlier(path: str | None) -> dict[str, Any] | None:

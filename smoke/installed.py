@@ -120,19 +120,17 @@ def read_lock(path: Path) -> dict[str, str]:
     return pins
 
 
-def closure_problems(site: Path, lock: Path, also: Iterable[str] = ("pip",)) -> list[str]:
-    """Where the installed set and the lock differ.
+def closure_problems(site: Path, lock: Path) -> list[str]:
+    """Where the installed set and the lock differ; pip itself stands in no lock.
 
     Args:
         site: The site-packages folder.
         lock: The lock the image was made from.
-        also: Packages that may be there without standing in the lock.
 
     Returns:
         One sentence per difference.
     """
     pins = read_lock(lock)
-    allowed = set(also)
     problems: list[str] = []
     seen: dict[str, str] = {}
     for one in distributions(site):
@@ -140,7 +138,7 @@ def closure_problems(site: Path, lock: Path, also: Iterable[str] = ("pip",)) -> 
             versions = f"{seen[one.name]} and {one.version}"
             problems.append(f"{one.name} is installed twice, as {versions}: remove one .dist-info")
         elif one.name not in pins:
-            if one.name not in allowed:
+            if one.name != "pip":
                 problems.append(f"{one.name} {one.version} is installed and not in the lock")
         elif one.version != pins[one.name]:
             problems.append(f"{one.name} is {one.version}, the lock says {pins[one.name]}")
@@ -162,12 +160,11 @@ class RecordFigures:
     size: int = 0
 
 
-def record_problems(site: Path, workers: int | None = None) -> tuple[list[str], RecordFigures]:
+def record_problems(site: Path) -> tuple[list[str], RecordFigures]:
     """Files that differ from their RECORD line: missing, another size, another digest.
 
     Args:
         site: The site-packages folder.
-        workers: Threads; as many as there are processors if not given.
 
     Returns:
         One sentence per bad file, in a fixed order, and what was read.
@@ -189,7 +186,7 @@ def record_problems(site: Path, workers: int | None = None) -> tuple[list[str], 
                 jobs.append((site / name, digest, size, f"{one.name}: {name}"))
     figures = RecordFigures()
     # hashing releases the interpreter's lock, so threads are enough
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for (_, _, _, label), (why, size_read) in zip(jobs, pool.map(_judge, jobs), strict=True):
             figures.files += 1
             figures.size += size_read
