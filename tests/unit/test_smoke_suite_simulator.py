@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from process_support import call
 from smoke_suite_support import ROOT
+from tpuforge.console import Progress
 from tpuforge.errors import ForgeError
 from tpuforge.lockfile import read_lock
 from tpuforge.pins import load
@@ -110,3 +112,22 @@ def test_an_odd_record_is_a_simulator_to_be_made_again(tmp_path: Path, record: o
     for name in ("wrapper.so", "plugin.so"):
         (tmp_path / name).write_bytes(b"")
     assert not simulator._intact(tmp_path, "k")
+
+
+def test_a_simulator_that_nobody_asked_for_in_a_day_goes_and_all_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    monkeypatch.setattr(simulator, "_intact", lambda folder, _: folder.is_dir())
+    wanted = simulator.key()
+    hours = {wanted: 100, "1" * 64: 25, "2" * 64: 23, "not-a-key": 100}
+    for name, age in hours.items():
+        folder = tmp_path / "simulator" / name
+        folder.mkdir(parents=True)
+        (folder / "plugin.so").write_bytes(b"")
+        os.utime(folder, (0, time.time() - age * 3600))
+    made = simulator.ensure_simulator(Progress("test", quiet=True))
+    assert made == tmp_path / "simulator" / wanted
+    assert {path.name for path in made.parent.iterdir()} == {wanted, "2" * 64, "not-a-key"}
+    # it was asked for now: another key's run leaves it for a day
+    assert time.time() - made.stat().st_mtime < 60

@@ -11,9 +11,11 @@ the why.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import tempfile
+import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +74,8 @@ _OTHER_SYSTEMS = re.compile(
 """Nine tenths of the compiler's files: headers and sources for targets that are not ours."""
 
 _LIMIT_S = 600.0
+_KEPT_S = 86_400.0
+"""No run lasts longer: a simulator of another key that was not asked for since is in no use."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ def ensure_simulator(
 ) -> Path:
     """The simulator's folder, made if it is not there or was damaged.
 
+    Those of other sources or wheels go once nobody has asked for them for a day.
+
     Args:
         progress: Where work is shown.
         generation: The simulated chip.
@@ -151,7 +157,9 @@ def ensure_simulator(
         "simulator",
         lambda who: progress.note(f"waiting for {who}: the simulator", always=True),
     ):
+        _prune(folder)
         if _intact(folder, name):
+            os.utime(folder)
             return folder
         wheels = _wheels(python)
         with progress.step("building the simulator"):
@@ -164,6 +172,13 @@ def ensure_simulator(
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
     return folder
+
+
+def _prune(wanted: Path) -> None:
+    """Remove the simulators, 250 MB each, that nobody has asked for lately."""
+    for old in wanted.parent.glob("[0-9a-f]" * 64):
+        if old != wanted and time.time() - old.stat().st_mtime > _KEPT_S:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _intact(folder: Path, name: str) -> bool:
