@@ -254,38 +254,45 @@ def render(
         ("packages", "Packages", _packages(_dicts(health.get("packages")), system)),
     ]
     shown = [(key, title, body) for key, title, body in sections if body]
-    links = [tag("a", title, href=f"#{key}") for key, title, _ in shown]
+    bar, parts = outline(shown)
     body = tag(
         "body",
         tag("a", "Skip to the checks", href="#checks", class_="skip") if checks else None,
-        tag(
-            "header",
-            tag(
-                "div",
-                tag("span", "tpuforge", class_="brand"),
-                tag("nav", links, aria_label="On this page"),
-                class_="bar",
-            ),
-            _banner(name, health, verdict, image),
-        ),
-        tag(
-            "main",
-            _notes(notes),
-            [
-                tag(
-                    "section",
-                    tag("h2", title, id_=f"{key}-title"),
-                    part,
-                    id_=key,
-                    aria_labelledby=f"{key}-title",
-                )
-                for key, title, part in shown
-            ],
-        ),
+        tag("header", bar, _banner(name, health, verdict, image)),
+        tag("main", _notes(notes), parts),
         tag("footer", tag("p", _foot(health, made))),
         tag("script", _SCRIPT),
     )
     return document(f"{_word(verdict)}: {name}", body)
+
+
+def outline(sections: Sequence[tuple[str, str, Html]]) -> tuple[Html, Html]:
+    """The bar that leads to the sections of a page, and the sections.
+
+    Args:
+        sections: The name in links, the title and the body of each.
+
+    Returns:
+        Both elements.
+    """
+    links = [tag("a", title, href=f"#{key}") for key, title, _ in sections]
+    bar = tag(
+        "div",
+        tag("span", "tpuforge", class_="brand"),
+        tag("nav", links, aria_label="On this page"),
+        class_="bar",
+    )
+    parts = [
+        tag(
+            "section",
+            tag("h2", title, id_=f"{key}-title"),
+            body,
+            id_=key,
+            aria_labelledby=f"{key}-title",
+        )
+        for key, title, body in sections
+    ]
+    return bar, join(parts)
 
 
 def document(title: str, body: Html, *, style: str = "") -> str:

@@ -33,32 +33,11 @@ def render(found: Mapping[str, Any]) -> str:
     sections = [("summary", "Summary", _summary(found)), ("census", "Census", _census(found))]
     if found["audited"]:
         sections.insert(1, ("operators", "Operators", _operators(found)))
-    links = [tag("a", title, href=f"#{key}") for key, title, _ in sections]
+    bar, parts = page.outline(sections)
     body = tag(
         "body",
-        tag(
-            "header",
-            tag(
-                "div",
-                tag("span", "tpuforge", class_="brand"),
-                tag("nav", links, aria_label="On this page"),
-                class_="bar",
-            ),
-        ),
-        tag(
-            "main",
-            tag("h1", "Operators on a TPU"),
-            [
-                tag(
-                    "section",
-                    tag("h2", title, id_=f"{key}-title"),
-                    part,
-                    id_=key,
-                    aria_labelledby=f"{key}-title",
-                )
-                for key, title, part in sections
-            ],
-        ),
+        tag("header", bar),
+        tag("main", tag("h1", "Operators on a TPU"), parts),
         tag("footer", tag("p", _foot(found))),
         tag("script", Html(_SCRIPT)),
     )
