@@ -21,6 +21,7 @@ _CONTENT = re.compile(r"^# content sha256:(?P<digest>[0-9a-f]{64})$", re.MULTILI
 # what ends a line for some readers and not for others: digests of text would not see the difference
 _OTHER_BREAKS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _MOST_BYTES = 1 << 24
+_RELOCK = "./forge lock"
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)")
 
 
@@ -78,26 +79,43 @@ def _put_back(path: Path) -> str:
     return f"git checkout -- {path.name}, or ./forge lock"
 
 
-def read_lock(path: Path, *, as_written: bool = True) -> list[Locked]:
+def read_lock(path: Path) -> list[Locked]:
     """Read a lock, strictly: every package pinned by ``==``, with exactly one SHA-256.
 
     Args:
         path: A lock, such as ``lock/runtime-py311.txt``.
-        as_written: Refuse a lock whose lines are not those that its head tells of.
 
     Returns:
         Its packages, in the order of the file.
 
     Raises:
-        ForgeError: If the file is missing, or any line is not a hashed pin; exit code 1.
+        ForgeError: If the file is missing (exit code 2), any line is not a hashed pin, or the
+            lines are not those that its head tells of; exit code 1.
     """
-    mend = "./forge lock"
     try:
         text = read_text(path)
     except FileNotFoundError as error:
         raise ForgeError(
-            f"{path.name}: there is no such lock", expected=str(path), mend=mend
+            f"{path.name}: there is no such lock", expected=str(path), mend=_RELOCK
         ) from error
+    found = parse_lock(path, text)
+    told = _CONTENT.search(text)
+    if told is not None and told["digest"] != content_digest(text):
+        what = "it was edited by hand: its lines are not those its head tells"
+        raise _bad(path, 1, what)
+    return found
+
+
+def parse_lock(path: Path, text: str) -> list[Locked]:
+    """The packages of a lock that was read, whether or not its head tells of them.
+
+    Args:
+        path: Where it stands.
+        text: From :func:`read_text`.
+
+    Raises:
+        ForgeError: If any line is not a hashed pin; exit code 1.
+    """
     found: list[Locked] = []
     names: set[str] = set()
     joined, start = "", 0
@@ -108,46 +126,43 @@ def read_lock(path: Path, *, as_written: bool = True) -> list[Locked]:
         joined += " " + line.strip().removesuffix("\\")
         if line.rstrip().endswith("\\"):
             continue
-        package = _locked(path, start, joined.strip(), mend)
+        package = _locked(path, start, joined.strip())
         if package.name in names:
-            raise _bad(path, start, f"{package.name} stands there twice", mend)
+            raise _bad(path, start, f"{package.name} stands there twice")
         names.add(package.name)
         found.append(package)
         joined = ""
     if joined:
-        raise _bad(path, start, "the file ends in the middle of a line", mend)
+        raise _bad(path, start, "the file ends in the middle of a line")
     if not found:
-        raise _bad(path, 1, "it holds no package", mend)
-    told = _CONTENT.search(text)
-    if as_written and told is not None and told["digest"] != content_digest(text):
-        raise _bad(path, 1, "it was edited by hand: its lines are not those its head tells", mend)
+        raise _bad(path, 1, "it holds no package")
     return found
 
 
-def _locked(path: Path, number: int, line: str, mend: str) -> Locked:
+def _locked(path: Path, number: int, line: str) -> Locked:
     words = line.split()
     if not words:
-        raise _bad(path, number, "a backslash with nothing after it", mend)
+        raise _bad(path, number, "a backslash with nothing after it")
     pin = _PIN.fullmatch(words[0])
     if pin is None:
-        raise _bad(path, number, f"{words[0]!r} is not a pin of the form name==version", mend)
+        raise _bad(path, number, f"{words[0]!r} is not a pin of the form name==version")
     try:
         Version(pin["version"])
     except InvalidVersion as error:
-        raise _bad(path, number, f"{pin['version']!r} is not a version", mend) from error
+        raise _bad(path, number, f"{pin['version']!r} is not a version") from error
     name = canonicalize_name(pin["name"])
     hashes = [word.removeprefix("--hash=") for word in words[1:]]
     if not hashes:
-        raise _bad(path, number, f"{name} has no hash", mend)
+        raise _bad(path, number, f"{name} has no hash")
     if len(hashes) > 1:
-        raise _bad(path, number, f"{name} has {len(hashes)} hashes instead of one", mend)
+        raise _bad(path, number, f"{name} has {len(hashes)} hashes instead of one")
     kind, _, value = hashes[0].partition(":")
     if not words[1].startswith("--hash=") or kind != "sha256" or not _DIGEST.fullmatch(value):
-        raise _bad(path, number, f"{name} has {words[1]!r} instead of --hash=sha256:<64 hex>", mend)
+        raise _bad(path, number, f"{name} has {words[1]!r} instead of --hash=sha256:<64 hex>")
     return Locked(name, pin["version"], value)
 
 
-def _bad(path: Path, number: int, what: str, mend: str) -> ForgeError:
+def _bad(path: Path, number: int, what: str, mend: str = _RELOCK) -> ForgeError:
     return ForgeError(
         f"{path.name}, line {number}: {what}",
         expected="a readable file with one pinned, hashed package per line",

@@ -107,7 +107,11 @@ def test_sound_locks_without_an_index_are_not_called_fresh(own: Checkout) -> Non
             ],
         ),
         (
-            [("runtime.in", lambda t: t.replace("torch\n", "torch==2.13.0\n"))],
+            [
+                ("runtime.in", lambda t: t.replace("torch\n", "torch==2.13.0\n")),
+                # a lock that lock/conflicts.toml names, and that is none
+                ("runtime-py312.txt", _without_first_hash),
+            ],
             ["lock/runtime.in: [input] line 5: 'torch==2.13.0' states a version; an index's"],
         ),
         (

@@ -28,6 +28,7 @@ from tpuforge.lock.conflicts import CONFLICTS_FILE, Conflict, load_conflicts, mo
 from tpuforge.lock.inputs import (
     CPU_DIGESTS,
     CpuWheel,
+    Head,
     base_packages,
     constraints,
     cpu_wheel,
@@ -49,13 +50,12 @@ from tpuforge.lock.pool import Board, together
 from tpuforge.lock.resolve import describe_changes, provenance_of, say_ignored, targets
 from tpuforge.lock.resolver import RUNNING, Job, resolve, sweep, workspace
 from tpuforge.lock.sources import UnreachableError, read_source
-from tpuforge.lockfile import Locked, read_lock, read_text
+from tpuforge.lockfile import Locked, parse_lock, read_text
 from tpuforge.paths import (
     ROOT,
     exclusive,
     out_dir,
     read_json,
-    read_regular,
     sha256_text,
     sha256_tree,
     write_json,
@@ -68,7 +68,6 @@ _STAMP_SCHEMA = "tpuforge.lock-proofs/1"
 _BESIDE = ("smoke", "simulator")
 _APART = "tools"
 _NAMED = 6
-_MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,25 @@ class Fault:
         about = f" {self.package}:" if self.package else ""
         found = " ".join(self.found.split())
         return f"{self.file}:{about} [{self.rule}] {found}; mend: {self.mend}"
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """A lock as it stands in ``lock/``, read once for all that is asked of it.
+
+    Attributes:
+        text: Its text; empty if it is none.
+        packages: What it holds; nothing if it is not of the form.
+        head: Its head.
+        wrong: What is wrong with its form; empty if nothing is.
+        why: What stands beside it.
+    """
+
+    text: str
+    packages: Sequence[Locked]
+    head: Head
+    wrong: str
+    why: provenance.Provenance
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,17 +153,17 @@ def _judge_all(options: argparse.Namespace, progress: Progress) -> Outcome:
         # what the verbs after this one refuse is refused at once
         tree.image(ROOT / "images", options.image)
     chosen = _chosen(pins, options.flavour, options.python)
-    everything = list(dict.fromkeys([*chosen, *existing(pins)]))
+    locks = {target: _read(*target) for target in dict.fromkeys([*chosen, *existing(pins)])}
     conflicts = load_conflicts(pins)
-    sound, faults = _from_files(pins, everything, conflicts)
-    proofs = _Proofs(pins)
-    due = [t for t in chosen if t in sound and (options.again or not proofs.of(*t))]
+    sound, faults = _from_files(pins, locks, conflicts)
+    proofs = _Proofs(pins, sound)
+    due = {t: sound[t] for t in chosen if t in sound and (options.again or not proofs.of(*t))}
     unjudged = _prove(pins, due, proofs, faults, progress)
     if options.flavour == "all" and not unjudged:
         unjudged = _ask_conflicts(pins, conflicts, proofs, faults, progress, again=options.again)
     faults = list(dict.fromkeys(faults))
     data: dict[str, Any] = {
-        "locks": [_row(target, sound.get(target), proofs.of(*target)) for target in everything],
+        "locks": [_row(target, sound.get(target), proofs.of(*target)) for target in locks],
         "faults": [asdict(fault) for fault in faults],
     }
     lines, notes = [fault.line for fault in faults], []
@@ -172,38 +190,36 @@ def _judge_all(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def _from_files(
-    pins: Pins, locks: Sequence[tuple[str, str]], conflicts: Sequence[Conflict]
-) -> tuple[dict[tuple[str, str], list[Locked]], list[Fault]]:
-    """Judge everything but freshness: the locks that are sound, with what they hold; the faults."""
+    pins: Pins, locks: Mapping[tuple[str, str], _Lock], conflicts: Sequence[Conflict]
+) -> tuple[dict[tuple[str, str], _Lock], list[Fault]]:
+    """Judge everything but freshness: the locks that are sound, and the faults."""
     faults: list[Fault] = []
     sound = {}
-    for target in locks:
-        found = judge(pins, *target)
+    for target, lock in locks.items():
+        found = _judge(pins, *target, locks)
         faults += found
         if not found:
-            sound[target] = read_lock(lock_path(*target))
+            sound[target] = lock
     faults += _consistent(pins, sound)
     for python in pins.pythons:
         faults += _table(pins, python, locks)
     faults += _orphans(pins)
     for conflict in conflicts:
-        # nothing is over where the lock in question is not there
-        why = over(conflict) if (conflict.against, conflict.python) in existing(pins) else ""
+        # nothing is over where the lock in question is not there, or has faults of its own
+        why = over(conflict) if (conflict.against, conflict.python) in sound else ""
         faults += [_compatible(conflict, why)] if why else []
     return sound, faults + _exceptions(sound)
 
 
-def _row(
-    target: tuple[str, str], packages: Sequence[Locked] | None, proof: Mapping[str, Any]
-) -> dict[str, Any]:
+def _row(target: tuple[str, str], lock: _Lock | None, proof: Mapping[str, Any]) -> dict[str, Any]:
     """What the result says of a lock."""
     flavour, python = target
     return {
         "flavour": flavour,
         "python": python,
         "file": f"lock/{lock_path(flavour, python).name}",
-        "packages": None if packages is None else len(packages),
-        "sound": packages is not None,
+        "packages": None if lock is None else len(lock.packages),
+        "sound": lock is not None,
         "fresh": bool(proof),
         "proof": proof,
     }
@@ -270,92 +286,107 @@ def _orphans(pins: Pins) -> list[Fault]:
     ]
 
 
-def _names(locks: Sequence[tuple[str, str]]) -> str:
+def _names(locks: Collection[tuple[str, str]]) -> str:
     """Locks for people: by name, unless they are many."""
     if len(locks) > _NAMED:
         return f"{len(locks)} locks"
     return ", ".join(lock_path(*target).stem for target in locks)
 
 
-def judge(pins: Pins, flavour: str, python: str) -> list[Fault]:
-    """Judge one lock from files alone.
-
-    Args:
-        pins: The pins.
-        flavour: Such as ``runtime``.
-        python: ``X.Y``.
-
-    Returns:
-        What is wrong with it; nothing if it is sound.
+def _read(flavour: str, python: str) -> _Lock:
+    """A lock as it stands in ``lock/``; an edited one is read like any other, to judge it all.
 
     Raises:
         ForgeError: If there is no such lock.
     """
-    path = lock_path(flavour, python)
-    file = f"lock/{path.name}"
-    again = f"./forge lock --flavour {flavour} --python {python}"
-    if not path.exists():
+    path, wrong, text = lock_path(flavour, python), "", ""
+    packages: list[Locked] = []
+    try:
+        text = read_text(path)
+        packages = parse_lock(path, text)
+    except FileNotFoundError as error:
         raise ForgeError(
-            f"{file}: there is no such lock",
+            f"lock/{path.name}: there is no such lock",
             expected=f"a lock of {flavour} for Python {python}",
-            mend=again,
-        )
+            mend=_again(flavour, python),
+        ) from error
+    except ForgeError as error:
+        wrong = error.found.removeprefix(f"{path.name}, ")
+    return _Lock(text, packages, read_head(text), wrong, provenance.read(flavour, python))
+
+
+def _again(flavour: str, python: str) -> str:
+    return f"./forge lock --flavour {flavour} --python {python}"
+
+
+def _judge(
+    pins: Pins, flavour: str, python: str, locks: Mapping[tuple[str, str], _Lock]
+) -> list[Fault]:
+    """Judge one lock from files alone.
+
+    Returns:
+        What is wrong with it; nothing if it is sound.
+    """
+    lock, again = locks[flavour, python], _again(flavour, python)
+    file = f"lock/{lock_path(flavour, python).name}"
     try:
         asked = requirements(pins, flavour, python)
         names = [canonicalize_name(one.name) for one in asked]
     except ForgeError as error:
         where, _, what = error.found.partition(", ")
         return [Fault(f"lock/{where}", "", "input", what, error.mend)]
+    if lock.wrong:
+        return [Fault(file, "", "format", lock.wrong, again)]
+    below = locks.get((pins.flavours[flavour].on, python))
     try:
-        # an edited lock is judged like any other, and more can be wrong with it
-        packages = read_lock(path, as_written=False)
-    except ForgeError as error:
-        return [Fault(file, "", "format", error.found.removeprefix(f"{path.name}, "), again)]
-    try:
-        base = base_packages(pins, flavour, python)
+        # one that is not as written is read again, for what it then says
+        base = (
+            below.packages
+            if below is not None and below.head.intact and not below.wrong
+            else base_packages(pins, flavour, python)
+        )
     except ForgeError as error:
         what = f"the lock it builds on cannot be read: {error.found}"
         return [Fault(file, "", "layer", what, again)]
     try:
-        key = inputs_key(pins, flavour, python, [package.name for package in packages])
+        reached = [package.name for package in lock.packages]
+        key = inputs_key(pins, flavour, python, reached, base)
     except ForgeError as error:
         return [Fault(file, "", "table", error.found, error.mend)]
-    head = read_head(read_text(path))
     faults = []
-    if not head.intact:
+    if not lock.head.intact:
         what = "its content is not what ./forge lock wrote: it was edited by hand"
         faults.append(Fault(file, "", "edited", what, again))
-    if head.inputs != key:
+    if lock.head.inputs != key:
         what = f"lock/{flavour}.in, the pins or the table of torch changed since it was written"
         faults.append(Fault(file, "", "stale", what, again))
     faults += [
         Fault(file, p.name, "layer", f"{p.version} of the lock it builds on is not in it", again)
         for p in base
-        if p not in packages
+        if p not in lock.packages
     ]
-    faults += _why(pins, flavour, python, packages, inputs=names, again=again)
-    return faults + _contents(pins, flavour, python, packages, again)
+    faults += _why(pins, flavour, python, lock, inputs=names, again=again)
+    return faults + _contents(pins, flavour, python, lock.packages, again)
 
 
 def _why(
     pins: Pins,
     flavour: str,
     python: str,
-    packages: Sequence[Locked],
+    lock: _Lock,
     *,
     inputs: Collection[str],
     again: str,
 ) -> list[Fault]:
     """Judge the file beside a lock that says where each package comes from and why."""
     file = f"lock/{provenance.path_of(flavour, python).name}"
-    held = provenance.read(flavour, python)
-    if held.wrong:
-        return [Fault(file, "", "why", held.wrong, again)]
-    entries = held.packages
-    faults = _left_out(flavour, file, held.left_out, again)
-    for name in sorted(entries.keys() - {package.name for package in packages}):
+    if lock.why.wrong:
+        return [Fault(file, "", "why", lock.why.wrong, again)]
+    entries = lock.why.packages
+    faults = _left_out(flavour, file, lock.why.left_out, again)
+    for name in sorted(entries.keys() - {package.name for package in lock.packages}):
         faults.append(Fault(file, name, "why", "it is not in the lock", again))
-    for package in packages:
+    for package in lock.packages:
         name, entry = package.name, entries.get(package.name)
         if entry is None:
             faults.append(Fault(file, name, "why", "nothing says why it is in the lock", again))
@@ -392,7 +423,7 @@ def _left_out(
     return faults
 
 
-def _consistent(pins: Pins, sound: Mapping[tuple[str, str], Sequence[Locked]]) -> list[Fault]:
+def _consistent(pins: Pins, sound: Mapping[tuple[str, str], _Lock]) -> list[Fault]:
     """One release of a package for all flavours of a Python, or what runs together may not agree.
 
     The tools never share an environment with a flavour. A flavour that stands apart may differ from
@@ -409,14 +440,14 @@ def _consistent(pins: Pins, sound: Mapping[tuple[str, str], Sequence[Locked]]) -
 
 
 def _differing(
-    sound: Mapping[tuple[str, str], Sequence[Locked]], locks: Sequence[tuple[str, str]]
+    sound: Mapping[tuple[str, str], _Lock], locks: Sequence[tuple[str, str]]
 ) -> list[Fault]:
     """Packages that two locks of one Python hold in different releases."""
     seen: dict[tuple[str, str], tuple[str, Locked]] = {}
     faults = []
     for flavour, python in locks:
         name = f"lock/{lock_path(flavour, python).name}"
-        for package in sound[flavour, python]:
+        for package in sound[flavour, python].packages:
             first, other = seen.setdefault((python, package.name), (name, package))
             if other != package:
                 what = f"{package.version}, and {first} has {other.version}, or another file of it"
@@ -453,12 +484,12 @@ def _contents(
     return faults
 
 
-def _exceptions(sound: Mapping[tuple[str, str], Sequence[Locked]]) -> list[Fault]:
+def _exceptions(sound: Mapping[tuple[str, str], _Lock]) -> list[Fault]:
     """Judge the exceptions themselves: one that nothing needs would let CUDA in unseen later on."""
     names = load_names()
     file, mend = f"lock/{NAMES_FILE.name}", "remove the entry"
     held = {
-        (package.name, flavour) for (flavour, _), packages in sound.items() for package in packages
+        (package.name, flavour) for (flavour, _), lock in sound.items() for package in lock.packages
     }
     faults = [
         Fault(file, one.name, "name", f"{one.flavour} has none of it", mend)
@@ -467,8 +498,8 @@ def _exceptions(sound: Mapping[tuple[str, str], Sequence[Locked]]) -> list[Fault
     ]
     left_out = {
         (name, flavour, entry["why"][-2])
-        for flavour, python in sound
-        for name, entry in provenance.read(flavour, python).left_out.items()
+        for (flavour, _), lock in sound.items()
+        for name, entry in lock.why.left_out.items()
     }
     for one in names.left_out:
         over = ended(one)
@@ -484,17 +515,13 @@ def _exceptions(sound: Mapping[tuple[str, str], Sequence[Locked]]) -> list[Fault
 
 
 def _table(
-    pins: Pins, python: str, locks: Sequence[tuple[str, str]], folders: Sequence[Path] = ()
+    pins: Pins,
+    python: str,
+    locks: Mapping[tuple[str, str], _Lock],
+    folders: Sequence[Path] = (),
 ) -> list[Fault]:
     """Judge digests and metadata of the CPU builds that the locks of a Python hold."""
-    held = set()
-    for target in locks:
-        if target[1] == python:
-            try:
-                packages = read_lock(lock_path(*target), as_written=False)
-            except ForgeError:
-                continue  # it has a fault of its own
-            held |= {package.name for package in packages}
+    held = {p.name for target, lock in locks.items() if target[1] == python for p in lock.packages}
     faults = []
     for name in sorted(held & pins.cpu_builds.keys()):
         try:
@@ -523,10 +550,12 @@ class _Proofs:
 
     Args:
         pins: The pins.
+        sound: The locks that can have a proof: their heads name the inputs as they are.
     """
 
-    def __init__(self, pins: Pins) -> None:
+    def __init__(self, pins: Pins, sound: Mapping[tuple[str, str], _Lock]) -> None:
         self._pins = pins
+        self._sound = sound
         self._path = out_dir() / "lock" / "proofs.json"
         # another resolver, or other code around it, may come to another result
         tools = lock_path("tools", RUNNING)
@@ -541,18 +570,16 @@ class _Proofs:
         self._guard = threading.Lock()
 
     def _key(self, flavour: str, python: str) -> str:
-        text = read_text(lock_path(flavour, python))
-        beside = read_regular(provenance.path_of(flavour, python), _MOST_BYTES)
-        inputs = inputs_key(self._pins, flavour, python, constraints(self._pins, python))
-        return sha256_text(self._machinery, inputs, text, beside.decode("latin-1"))
+        lock = self._sound[flavour, python]
+        # a pin or a moment of a package that is not in the lock may bring it in
+        around = repr((constraints(self._pins, python), self._pins.later))
+        return sha256_text(self._machinery, around, lock.text, repr(lock.why.document))
 
     def of(self, flavour: str, python: str) -> dict[str, Any]:
         """The proof of a lock, if there is one and nothing that it depends on changed."""
-        try:
-            key = self._key(flavour, python)
-        except (ForgeError, OSError):
+        if (flavour, python) not in self._sound:
             return {}
-        return self.held(lock_path(flavour, python).stem, key)
+        return self.held(lock_path(flavour, python).stem, self._key(flavour, python))
 
     def held(self, name: str, key: str) -> dict[str, Any]:
         """The proof of this name, if it was made from this key."""
@@ -581,7 +608,7 @@ class _Proofs:
 
 def _prove(
     pins: Pins,
-    due: Sequence[tuple[str, str]],
+    due: Mapping[tuple[str, str], _Lock],
     proofs: _Proofs,
     faults: list[Fault],
     progress: Progress,
@@ -603,7 +630,7 @@ def _prove(
     def one(job: Job, board: Board) -> None:
         target, started = (job.flavour, job.python), time.monotonic()
         board.show(job, "resolving")
-        found[target], way = _anew(job)
+        found[target], way = _anew(job, due[target])
         seconds = time.monotonic() - started
         if not found[target]:
             proofs.add(*target, way, source.name, seconds)
@@ -611,7 +638,7 @@ def _prove(
 
     title = f"resolving {_names(due)} anew"
     try:
-        together(pins, due, source, progress, title=title, one=one)
+        together(pins, list(due), source, progress, title=title, one=one)
     except ForgeError as error:
         if error.exit_code in (Exit.FAULT, Exit.INTERRUPTED):
             raise
@@ -622,30 +649,28 @@ def _prove(
     return ""
 
 
-def _anew(job: Job) -> tuple[list[Fault], str]:
+def _anew(job: Job, lock: _Lock) -> tuple[list[Fault], str]:
     """Resolve a lock anew and compare.
 
     Returns:
         What is not fresh about it, and the way it was resolved, if it was.
     """
-    path = lock_path(job.flavour, job.python)
-    file = f"lock/{path.name}"
+    file = f"lock/{lock_path(job.flavour, job.python).name}"
     try:
         fresh = resolve(job)
     except ForgeError as error:
         if error.exit_code != Exit.FAULT:
             raise
         return [Fault(file, "", "fresh", error.found, error.mend)], ""
-    changes = describe_changes(read_lock(path), fresh.packages)
+    changes = describe_changes(lock.packages, fresh.packages)
     names = [package.name for package in fresh.packages]
     text = render(fresh.packages, inputs_key(job.pins, job.flavour, job.python, names), job.python)
-    if not changes and text != read_text(path):
+    if not changes and text != lock.text:
         changes = ["it names the right packages in other bytes than ./forge lock writes"]
     mend = f"check the index {job.source.name}; if right: ./forge lock --renew, git diff lock/"
     faults = [Fault(file, "", "fresh", what, mend) for what in changes]
     if not changes:
-        held = provenance.read(job.flavour, job.python).document
-        other = provenance.differences(held, provenance_of(job, fresh))
+        other = provenance.differences(lock.why.document, provenance_of(job, fresh))
         file = f"lock/{provenance.path_of(job.flavour, job.python).name}"
         faults += [Fault(file, name, "fresh", what, mend) for name, what in other]
     return faults, fresh.way

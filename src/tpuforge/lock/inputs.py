@@ -420,7 +420,13 @@ def write_standin(wheel: CpuWheel, folder: Path) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def inputs_key(pins: Pins, flavour: str, python: str, reached: Iterable[str]) -> str:
+def inputs_key(
+    pins: Pins,
+    flavour: str,
+    python: str,
+    reached: Iterable[str],
+    base: Sequence[Locked] | None = None,
+) -> str:
     """The number that names everything a lock is made from.
 
     Args:
@@ -429,6 +435,7 @@ def inputs_key(pins: Pins, flavour: str, python: str, reached: Iterable[str]) ->
         python: ``X.Y``.
         reached: Canonical names of the packages in the lock: a pin of a package that is not among
             them has no part in it, so a new torch leaves the lock of the tools alone.
+        base: What :func:`base_packages` gave; it is read if not given.
 
     Returns:
         64 hex digits; another one as soon as an input, a pin that matters, what is left out, the
@@ -440,7 +447,8 @@ def inputs_key(pins: Pins, flavour: str, python: str, reached: Iterable[str]) ->
     decided = constraints(pins, python)
     parts = [_FORMAT, python, pins.platform, pins.cutoff.isoformat()]
     parts += sorted(str(requirement) for requirement in requirements(pins, flavour, python))
-    parts += [f"{p.name}=={p.version} {p.sha256}" for p in base_packages(pins, flavour, python)]
+    base = base_packages(pins, flavour, python) if base is None else base
+    parts += [f"{p.name}=={p.version} {p.sha256}" for p in base]
     present = sorted(decided.keys() & set(reached))
     parts += [f"{name}=={decided[name]}" for name in present]
     later = sorted(pins.later.keys() & set(reached))
