@@ -21,8 +21,18 @@ import pytest
 from process_support import call, wait_for
 from tpuforge.images import context
 from tpuforge.images.reproduce import differences
+from tpuforge.lockfile import read_lock
+from tpuforge.paths import out_dir
 
 ROOT = Path(__file__).resolve().parents[1]
+HARDENED = (
+    "--network=none",
+    "--read-only",
+    "--tmpfs=/tmp",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+)
+"""With what options a container may do the least, and an image has to work all the same."""
 
 
 def verb(
@@ -111,6 +121,16 @@ def private_out(folder: Path, out: Path, *parts: str) -> Path:
             elif path.is_file() and ".partial" not in path.parts and path.suffix != ".log":
                 link(path, target)
     return folder
+
+
+def simulator_wheels(out: Path) -> Path:
+    """An out folder with the simulator's two wheels from the real wheelhouse, and nothing else."""
+    for pin in read_lock(ROOT / "lock" / "simulator-py311.txt"):
+        for wheel in (out_dir() / "wheelhouse" / pin.sha256).glob("*.whl"):
+            target = out / "wheelhouse" / pin.sha256 / wheel.name
+            target.parent.mkdir(parents=True)
+            target.symlink_to(wheel)
+    return out
 
 
 def start_bake(*arguments: str, **variables: str) -> subprocess.Popen[str]:

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from build_support import free_port
 from reproduce_support import KIND, Layout
 from server_support import Handler, serving
@@ -76,6 +78,15 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
         "x509", "-req", "-in", "own.csr", *by, "-out", "own.crt", "-days", "2", "-extfile", "names"
     )
     return folder / "ca.crt", folder / "own.crt", folder / "own.key"
+
+
+def without_credentials(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be a user with this home and no credentials; the out folder, which is in it."""
+    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TPUFORGE_OUT", str(home / "out"))
+    return home / "out"
 
 
 def write_authfile(path: Path, address: str, password: str = PASSWORD) -> Path:

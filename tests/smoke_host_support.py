@@ -311,3 +311,8 @@ def calls(folder: Path, what: str = "words") -> list[Any]:
     if not path.exists():
         return []
     return [ast.literal_eval(line)[what] for line in path.read_text().splitlines()]
+
+
+def runs(folder: Path) -> list[list[str]]:
+    """Those of its calls that ran a container."""
+    return [words for words in calls(folder) if words[0] == "run"]

@@ -7,15 +7,7 @@ import json
 
 import pytest
 
-from bake_support import ROOT, Image, verb
-
-HARDENED = (
-    "--network=none",
-    "--read-only",
-    "--tmpfs=/tmp",
-    "--cap-drop=ALL",
-    "--security-opt=no-new-privileges",
-)
+from bake_support import HARDENED, ROOT, Image, verb
 
 
 def test_an_unchanged_bake_does_nothing_and_says_why(image: Image) -> None:

@@ -23,18 +23,11 @@ from typing import Any
 
 import pytest
 
-from bake_support import Image, result
+from bake_support import HARDENED, Image, result
 from smoke_suite_support import elf
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 HOME = "/opt/tpuforge"
-HARDENED = (
-    "--network=none",
-    "--read-only",
-    "--tmpfs=/tmp",
-    "--cap-drop=ALL",
-    "--security-opt=no-new-privileges",
-)
 TORCH_TPU, TORCH = "torch_tpu-0.2.0.dist-info", "torch-2.13.0+cpu.dist-info"
 GLUE = "torch_tpu/_internal/env_2_13_0.so"
 

@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 
-from bake_support import ROOT, Image, result
+from bake_support import HARDENED, ROOT, Image, result
 from tpuforge.console import Progress
 from tpuforge.smoke import simulator
 
 PROGRAMS = ROOT / "smoke" / "simulator" / "programs.py"
-HARDENED = (
-    "--network=none",
-    "--read-only",
-    "--tmpfs=/tmp",
-    "--cap-drop=ALL",
-    "--security-opt=no-new-privileges",
-)
 
 FAULTS = '''
 

@@ -9,22 +9,10 @@ from typing import Any
 
 import pytest
 
-from bake_support import ROOT, result, verb
-from tpuforge.lockfile import read_lock
-from tpuforge.paths import out_dir
+from bake_support import result, simulator_wheels, verb
 from tpuforge.smoke.simulator import GENERATIONS
 
 MODULE = "tpuforge.smoke.simulator"
-
-
-def wheels(out: Path) -> Path:
-    """An out folder with the simulator's two wheels from the real wheelhouse, and nothing else."""
-    for pin in read_lock(ROOT / "lock" / "simulator-py311.txt"):
-        for wheel in (out_dir() / "wheelhouse" / pin.sha256).glob("*.whl"):
-            target = out / "wheelhouse" / pin.sha256 / wheel.name
-            target.parent.mkdir(parents=True)
-            target.symlink_to(wheel)
-    return out
 
 
 def build(out: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -44,8 +32,8 @@ def wheelhouse() -> None:
 def test_two_builds_in_two_folders_are_equal_and_a_damaged_one_is_built_again(
     tmp_path: Path,
 ) -> None:
-    _, first = build(wheels(tmp_path / "one"))
-    _, second = build(wheels(tmp_path / "zwei mit Lücke"))
+    _, first = build(simulator_wheels(tmp_path / "one"))
+    _, second = build(simulator_wheels(tmp_path / "zwei mit Lücke"))
     assert (first["status"], second["status"]) == ("done", "done")
     assert first["data"]["files"] == second["data"]["files"]
     trees = ("pci", *(f"generations/{name}" for name in GENERATIONS))

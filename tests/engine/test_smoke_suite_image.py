@@ -12,15 +12,8 @@ from typing import Any
 
 import pytest
 
-from bake_support import ROOT, Image, result
+from bake_support import HARDENED, ROOT, Image, result
 
-HARDENED = (
-    "--network=none",
-    "--read-only",
-    "--tmpfs=/tmp",
-    "--cap-drop=ALL",
-    "--security-opt=no-new-privileges",
-)
 SITE = "/opt/venv/lib/python3.11/site-packages"
 MEMORY_LIMIT = 2_000_000_000
 SUITE_LIMIT = 5_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bake_support import verb
-from registry_support import RealRegistry, attach, proxy, registry, small_image
+from registry_support import RealRegistry, attach, proxy, registry, small_image, without_credentials
 
 PUSH, PULL = "tpuforge.images.push", "tpuforge.images.pull"
 
@@ -19,12 +19,7 @@ PUSH, PULL = "tpuforge.images.push", "tpuforge.images.pull"
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An out folder of its own, and a user without credentials."""
-    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
-    (tmp_path / "home").mkdir()
-    return tmp_path / "out"
+    return without_credentials(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from registry_support import (
     proxy,
     registry,
     small_image,
+    without_credentials,
     write_authfile,
 )
 from tpuforge.console import Progress
@@ -40,12 +41,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An out folder of its own, and a user without credentials."""
-    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
-    (tmp_path / "home").mkdir()
-    return tmp_path / "out"
+    return without_credentials(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -98,7 +94,7 @@ def test_the_users_own_files_give_credentials_that_appear_nowhere(
     tmp_path: Path, out: Path
 ) -> None:
     digest = small_image(out)
-    folder = tmp_path / "home" / ".docker"
+    folder = tmp_path / ".docker"
     folder.mkdir()
     with registry(tmp_path, auth=True, tls=True) as real:
         assert real.authfile is not None and real.ca is not None

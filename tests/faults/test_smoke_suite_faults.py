@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bake_support import ROOT, result
+from bake_support import ROOT, result, simulator_wheels
 from process_support import call, wait_for
-from tpuforge.lockfile import read_lock
-from tpuforge.paths import out_dir
 
 SIMULATOR = [sys.executable, "-m", "tpuforge.smoke.simulator", "--json"]
 
@@ -29,12 +27,7 @@ def _env(out: Path) -> dict[str, str]:
 def out(tmp_path: Path) -> Path:
     """An out folder with nothing but the simulator's two wheels."""
     result("tpuforge.build.wheelhouse")
-    for pin in read_lock(ROOT / "lock" / "simulator-py311.txt"):
-        for wheel in (out_dir() / "wheelhouse" / pin.sha256).glob("*.whl"):
-            target = tmp_path / "wheelhouse" / pin.sha256 / wheel.name
-            target.parent.mkdir(parents=True)
-            target.symlink_to(wheel)
-    return tmp_path
+    return simulator_wheels(tmp_path)
 
 
 def _children(pid: int) -> list[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from registry_support import without_credentials
 from tpuforge import distribution
 from tpuforge import layout as oci
 from tpuforge.console import Progress
@@ -30,10 +31,7 @@ DEEP = b"[" * 200_000
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without credentials, and an out folder of the test."""
-    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path / "out"))
+    without_credentials(tmp_path, monkeypatch)
 
 
 class Hostile:

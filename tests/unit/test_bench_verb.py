@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 
 import smoke_host_support as support
-from smoke_host_support import DIGEST, calls, fake_engine, fill, forge, forge_apart
+from smoke_host_support import DIGEST, fake_engine, fill, forge, forge_apart, runs
 from tpuforge.smoke import container, simulator
-
-
-def runs(client: Path) -> list[list[str]]:
-    return [words for words in calls(client) if words[0] == "run"]
 
 
 def found(out: Path) -> dict[str, Any]:

@@ -14,15 +14,11 @@ import pytest
 
 import smoke_host_support as support
 from process_support import wait_for
-from smoke_host_support import DIGEST, calls, fake_engine, fill, forge, health
+from smoke_host_support import DIGEST, calls, fake_engine, fill, forge, health, runs
 
 PLAIN = ("--tier", "static,import")
 OTHER = "sha256:" + "77" * 32
 THIRD = "sha256:" + "99" * 32
-
-
-def runs(client: Path) -> list[list[str]]:
-    return [words for words in calls(client) if words[0] == "run"]
 
 
 def verdict(out: Path) -> dict[str, Any]:
@@ -36,6 +32,13 @@ def second_image(out: Path, digest: str = OTHER, name: str = "train") -> None:
     support.write(out / f"images/{name}-py311/image.json", {**record, "manifest_digest": digest})
 
 
+def two_images(out: Path, **play: Any) -> Path:
+    """Two baked images, and an engine that holds both; the folder of its client."""
+    fill(out)
+    second_image(out)
+    return fake_engine(out, out / "client", holds={DIGEST: DIGEST, OTHER: OTHER}, **play)
+
+
 def cached(out: Path) -> Path:
     """The one result that is kept."""
     (folder,) = (out / "cache/health").iterdir()
@@ -43,13 +46,8 @@ def cached(out: Path) -> Path:
 
 
 def test_two_images_one_verdict_the_worst_counts(tmp_path: Path) -> None:
-    fill(tmp_path)
-    second_image(tmp_path)
-    client = fake_engine(
-        tmp_path,
-        tmp_path / "client",
-        holds={DIGEST: DIGEST, OTHER: OTHER},
-        reports={DIGEST: [health(), 0], OTHER: [health("unhealthy", 1), 1]},
+    client = two_images(
+        tmp_path, reports={DIGEST: [health(), 0], OTHER: [health("unhealthy", 1), 1]}
     )
     done = forge("smoke.health", *PLAIN, "--image", "runtime,train", out=tmp_path)
     assert done.returncode == 1, done.stderr
@@ -110,12 +108,8 @@ def test_images_of_the_engine_and_baked_ones_together(tmp_path: Path) -> None:
 
 
 def test_all_takes_every_image_that_has_a_suite(tmp_path: Path) -> None:
-    fill(tmp_path)
-    second_image(tmp_path)
+    two_images(tmp_path, report=health())
     support.write(tmp_path / "images/tools-py311/image.json", {**support.IMAGE, "suite_sha256": ""})
-    fake_engine(
-        tmp_path, tmp_path / "client", holds={DIGEST: DIGEST, OTHER: OTHER}, report=health()
-    )
     done = forge("smoke.health", *PLAIN, "--all", out=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [one["image"] for one in verdict(tmp_path)["images"]] == ["runtime-py311", "train-py311"]
@@ -125,15 +119,7 @@ def test_all_takes_every_image_that_has_a_suite(tmp_path: Path) -> None:
 
 
 def test_they_run_side_by_side(tmp_path: Path) -> None:
-    fill(tmp_path)
-    second_image(tmp_path)
-    client = fake_engine(
-        tmp_path,
-        tmp_path / "client",
-        holds={DIGEST: DIGEST, OTHER: OTHER},
-        report=health(),
-        meet=2,
-    )
+    client = two_images(tmp_path, report=health(), meet=2)
     # each container waits for the other one: one after the other would never end
     words = (*PLAIN, "--image", "runtime,train", "--jobs", "2")
     done = forge("smoke.health", *words, out=tmp_path)
@@ -142,15 +128,8 @@ def test_they_run_side_by_side(tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_be_judged_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
-    fill(tmp_path)
-    second_image(tmp_path)
+    two_images(tmp_path, reports={DIGEST: [health(), 0], OTHER: [None, 125]})
     second_image(tmp_path, THIRD, "serve")
-    fake_engine(
-        tmp_path,
-        tmp_path / "client",
-        holds={DIGEST: DIGEST, OTHER: OTHER},
-        reports={DIGEST: [health(), 0], OTHER: [None, 125]},
-    )
     done = forge("smoke.health", *PLAIN, "--image", "runtime,train,serve", out=tmp_path)
     assert done.returncode == 1  # serve's layout is not there: its bytes are at fault
     runtime, train, serve = verdict(tmp_path)["images"]
@@ -270,13 +249,8 @@ def test_a_damaged_result_is_never_taken_for_a_verdict(tmp_path: Path, how: str)
 
 
 def test_a_result_of_another_image_is_not_this_ones(tmp_path: Path) -> None:
-    fill(tmp_path)
-    second_image(tmp_path)
-    client = fake_engine(
-        tmp_path,
-        tmp_path / "client",
-        holds={DIGEST: DIGEST, OTHER: OTHER},
-        reports={DIGEST: [health(), 0], OTHER: [health("unhealthy", 1), 1]},
+    client = two_images(
+        tmp_path, reports={DIGEST: [health(), 0], OTHER: [health("unhealthy", 1), 1]}
     )
     assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
     good = cached(tmp_path)
@@ -320,15 +294,7 @@ def test_again_runs_it_again(tmp_path: Path) -> None:
 
 
 def test_told_to_stop_it_ends_every_container_and_leaves_no_verdict(tmp_path: Path) -> None:
-    fill(tmp_path)
-    second_image(tmp_path)
-    client = fake_engine(
-        tmp_path,
-        tmp_path / "client",
-        holds={DIGEST: DIGEST, OTHER: OTHER},
-        report=health(),
-        sleep=60,
-    )
+    client = two_images(tmp_path, report=health(), sleep=60)
     running = subprocess.Popen(
         [
             *(sys.executable, "-m", "tpuforge.smoke.health", *PLAIN),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from registry_support import without_credentials
 from server_support import Handler, serving
 from tpuforge.console import Progress
 from tpuforge.distribution import (
@@ -31,9 +32,7 @@ Answer = tuple[int, dict[str, str], bytes]
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without credentials."""
-    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    without_credentials(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

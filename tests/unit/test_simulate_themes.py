@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,21 @@ def check() -> Check:
 
 
 @pytest.fixture
-def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+def crew_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Make]:
     """A started crew whose processes are a function of the test's own."""
     monkeypatch.setenv("TPUFORGE_SIMULATOR", str(tmp_path))
+    started: list[themes.Crew] = []
 
     def make(chosen: Sequence[tuple[str, str]], run: Run) -> themes.Crew:
         monkeypatch.setattr(isolate, "run", run)
         crew = themes.Crew(chosen)
         crew.start()
+        started.append(crew)
         return crew
 
-    return make
+    yield make
+    for crew in started:
+        crew.stop()
 
 
 def test_every_program_exists_and_no_theme_waits_for_a_later_one() -> None:
@@ -56,23 +60,16 @@ def test_every_program_exists_and_no_theme_waits_for_a_later_one() -> None:
     assert set(themes.GENERATIONS) == set(simulator.GENERATIONS)
 
 
-def test_a_check_gets_the_figures_of_its_program(
-    crew_of: Make,
-) -> None:
+def test_a_check_gets_the_figures_of_its_program(crew_of: Make) -> None:
     crew = crew_of(EAGER, lambda function, names, **_: fine(names))
     asked = check()
-    try:
-        assert crew.figures(asked, "eager", "amp") == {}
-    finally:
-        crew.stop()
+    assert crew.figures(asked, "eager", "amp") == {}
     assert asked.detail == "amp"
     assert asked.figures == {"program_seconds": 0.5}
     assert asked.peak_memory_bytes == 700
 
 
-def test_a_program_that_fails_fails_alone(
-    crew_of: Make,
-) -> None:
+def test_a_program_that_fails_fails_alone(crew_of: Make) -> None:
     def run(function: Any, names: Sequence[str], **_: Any) -> isolate.Ended:
         value = fine(names).value
         value["amp"] = {"error": "it differs"}
@@ -80,47 +77,32 @@ def test_a_program_that_fails_fails_alone(
         return ended(value)
 
     crew = crew_of(EAGER, run)
-    try:
-        crew.figures(check(), "eager", "train")
-        with pytest.raises(AssertionError, match="it differs"):
-            crew.figures(check(), "eager", "amp")
-        with pytest.raises(pytest.skip.Exception, match="no counters"):
-            crew.figures(check(), "eager", "fallback")
-    finally:
-        crew.stop()
+    crew.figures(check(), "eager", "train")
+    with pytest.raises(AssertionError, match="it differs"):
+        crew.figures(check(), "eager", "amp")
+    with pytest.raises(pytest.skip.Exception, match="no counters"):
+        crew.figures(check(), "eager", "fallback")
 
 
-def test_of_a_theme_that_died_only_the_program_to_blame_fails(
-    crew_of: Make,
-) -> None:
+def test_of_a_theme_that_died_only_the_program_to_blame_fails(crew_of: Make) -> None:
     def run(function: Any, names: Sequence[str], **_: Any) -> isolate.Ended:
         if "amp" in names:
             return ended(None, "the process was ended by SIGABRT", "signal")
         return fine(names)
 
     crew = crew_of(EAGER, run)
-    try:
-        crew.figures(check(), "eager", "train")
-        with pytest.raises(AssertionError, match="SIGABRT"):
-            crew.figures(check(), "eager", "amp")
-    finally:
-        crew.stop()
+    crew.figures(check(), "eager", "train")
+    with pytest.raises(AssertionError, match="SIGABRT"):
+        crew.figures(check(), "eager", "amp")
 
 
-def test_a_theme_killed_from_outside_is_not_judged(
-    crew_of: Make,
-) -> None:
+def test_a_theme_killed_from_outside_is_not_judged(crew_of: Make) -> None:
     crew = crew_of(EAGER, lambda *_, **__: ended(None, "a memory limit does that", "killed"))
-    try:
-        with pytest.raises(pytest.skip.Exception, match="memory limit"):
-            crew.figures(check(), "eager", "train")
-    finally:
-        crew.stop()
+    with pytest.raises(pytest.skip.Exception, match="memory limit"):
+        crew.figures(check(), "eager", "train")
 
 
-def test_the_second_process_starts_after_the_first_with_the_same_cache(
-    crew_of: Make,
-) -> None:
+def test_the_second_process_starts_after_the_first_with_the_same_cache(crew_of: Make) -> None:
     spans: list[tuple[float, float]] = []
     seen: list[dict[str, str]] = []
 
@@ -143,9 +125,7 @@ def test_the_second_process_starts_after_the_first_with_the_same_cache(
     assert not root.exists()
 
 
-def test_an_end_does_not_wait_for_what_runs(
-    crew_of: Make,
-) -> None:
+def test_an_end_does_not_wait_for_what_runs(crew_of: Make) -> None:
     def run(function: Any, names: Sequence[str], *, stop: threading.Event, **_: Any) -> Any:
         assert stop.wait(20), "it was never told to stop"
         return ended(None, "ended", "timeout")

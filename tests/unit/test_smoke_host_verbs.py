@@ -19,14 +19,10 @@ import pytest
 
 import smoke_host_support as support
 from process_support import wait_for
-from smoke_host_support import CONFIG, DIGEST, calls, fake_engine, fill, forge, health
+from smoke_host_support import CONFIG, DIGEST, calls, fake_engine, fill, forge, health, runs
 from tpuforge.smoke import container
 
 PLAIN = ("--tier", "static,import")
-
-
-def runs(client: Path) -> list[list[str]]:
-    return [words for words in calls(client) if words[0] == "run"]
 
 
 def test_a_healthy_image_and_how_it_was_run(tmp_path: Path) -> None:
