@@ -19,7 +19,6 @@ import os
 import re
 import socket
 import ssl
-import tempfile
 import threading
 import urllib.error
 import urllib.parse
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import home, parse_json, sha256_file
+from tpuforge.paths import home, parse_json, scratch_dir, sha256_file
 from tpuforge.process import clean_env, redact, run
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -192,8 +191,8 @@ def _from_entry(entry: dict[str, Any], path: Path) -> Credentials:
 def _from_helper(helper: str, server: str) -> Credentials | None:
     """Ask one of Docker's credential helpers; its answer goes by no log."""
     program = f"docker-credential-{helper}"
-    with tempfile.TemporaryDirectory(prefix="tpuforge-") as folder:
-        answer = Path(folder, "answer")
+    with scratch_dir() as folder:
+        answer = folder / "answer"
         reading, writing = os.pipe()
         with os.fdopen(reading) as stdin:
             with os.fdopen(writing, "w") as asked:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout: the folder that holds ``lock/``, ``images/`` and ``smoke/``."""
 
 _CHUNK = 1 << 20
+_SCRATCH = "tpuforge-scratch-"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -323,3 +325,44 @@ def exclusive(name: str, on_wait: Callable[[str], None] | None = None) -> Iterat
         file.write(f"process {os.getpid()}")
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def scratch_dir() -> Iterator[Path]:
+    """A folder for this block, outside ``out/``: it may hold a secret, and that one is handed on.
+
+    It is locked, so that one that a killed run left behind is known: that goes here first.
+
+    Yields:
+        A folder that only this user can read; it is gone afterwards.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            handle = _hold(left, fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(handle)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        # another run may take it for left behind before the lock is on it
+        with contextlib.suppress(FileNotFoundError):
+            handle = _hold(folder)
+            break
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _hold(folder: Path, flags: int = 0) -> int:
+    """Lock a scratch folder of this user, until what this gives is closed."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(handle).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "another user's", str(folder))
+        fcntl.flock(handle, fcntl.LOCK_EX | flags)
+        folder.stat()
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

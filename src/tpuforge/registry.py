@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from tpuforge.paths import (
     out_dir,
     parse_json,
     read_regular,
+    scratch_dir,
     sha256_file,
     user_path,
     write_atomic,
@@ -751,8 +751,7 @@ class Registry:
         """What skopeo is told of how to reach a registry, and its environment."""
         words = [f"--{side}-tls-verify={'false' if client.plain else 'true'}"]
         known = client.credentials
-        with tempfile.TemporaryDirectory(prefix="tpuforge-") as name:
-            folder = Path(name)
+        with scratch_dir() as folder:
             # what is taken is decided by digest: the machine's policy on signatures is not asked
             policy = folder / "policy.json"
             policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
@@ -946,8 +945,7 @@ def _write_auth(folder: Path, client: Client) -> Path:
 @contextlib.contextmanager
 def _alone(layout: Path, image: oci.Image) -> Iterator[Path]:
     """A layout with this image only, for a skopeo that cannot choose one by its digest."""
-    with tempfile.TemporaryDirectory(prefix="tpuforge-") as name:
-        folder = Path(name)
+    with scratch_dir() as folder:
         (folder / "blobs").symlink_to(layout.absolute() / "blobs")
         _write_index(folder, image.manifest)
         yield folder

@@ -113,3 +113,42 @@ def test_a_module_in_a_process_of_its_own_has_the_packages_of_this_one() -> None
     words = [sys.executable, "-S", "-c", "import tpuforge.console"]
     env = {"PYTHONPATH": paths.python_path()}
     assert subprocess.run(words, env=env, capture_output=True, check=False).returncode == 0
+
+
+_HOLD_SCRATCH = """
+import time
+from tpuforge.paths import scratch_dir
+with scratch_dir() as folder:
+    (folder / "secret").touch()
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_scratch_folder_of_a_killed_run_goes_with_the_next_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "tpuforge-of-somebody").mkdir()
+    (tmp_path / f"{paths._SCRATCH}link").symlink_to("tpuforge-of-somebody")
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-c", _HOLD_SCRATCH]
+    runs = [subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    killed, alive = [Path((run.stdout or sys.stdin).readline().strip()) for run in runs]
+    try:
+        assert killed.stat().st_mode & 0o777 == 0o700
+        runs[0].kill()
+        runs[0].wait()
+        assert killed.is_dir()
+        with paths.scratch_dir() as own, paths.scratch_dir() as second:
+            assert not killed.exists()
+            assert (alive / "secret").exists()
+            assert own.is_dir()
+            assert second.is_dir()
+    finally:
+        runs[1].terminate()
+        runs[1].wait()
+    with paths.scratch_dir():
+        pass
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"tpuforge-of-somebody", f"{paths._SCRATCH}link"}

@@ -7,6 +7,7 @@ counts (``Acquire::`` and the credentials in ``auth.conf``), never what to take 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -23,7 +24,7 @@ from tpuforge.errors import Exit, ForgeError
 from tpuforge.host import remove_tree
 from tpuforge.lockfile import read_digests
 from tpuforge.mirrors import Mirror, image_mirror, snapshot_of
-from tpuforge.paths import ROOT, atomic_file, out_dir, sha256_file, write_atomic
+from tpuforge.paths import ROOT, atomic_file, out_dir, scratch_dir, sha256_file, write_atomic
 from tpuforge.pins import Suite
 from tpuforge.process import Completed, clean_env, redact, run
 
@@ -244,8 +245,9 @@ class Apt:
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "status").write_bytes(b"")
         # proxies and mirrors may be written with their passwords, and an out folder is handed on
-        private = Path(tempfile.mkdtemp(prefix="tpuforge-apt-"))
-        weakref.finalize(self, shutil.rmtree, private, ignore_errors=True)
+        scratch = contextlib.ExitStack()
+        private = scratch.enter_context(scratch_dir())
+        weakref.finalize(self, scratch.close)
         self._sources = private / "sources.list"
         self._sources.write_text(sources, encoding="utf-8")
         self._config = private / "apt.conf"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-import tempfile
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from tpuforge import layout as oci
 from tpuforge.console import visible
 from tpuforge.errors import ForgeError
 from tpuforge.host import which
+from tpuforge.paths import scratch_dir
 from tpuforge.process import run
 
 _KINDS = {
@@ -216,8 +216,8 @@ def _diffoscope(name: str, one: bytes, two: bytes) -> list[str]:
     program = which("diffoscope")
     if not program:
         return []
-    with tempfile.TemporaryDirectory(prefix="tpuforge-") as folder:
-        paths = [Path(folder, side, name) for side in ("first", "second")]
+    with scratch_dir() as folder:
+        paths = [folder / side / name for side in ("first", "second")]
         for path, body in zip(paths, (one, two), strict=True):
             path.parent.mkdir()
             path.write_bytes(body)
@@ -225,7 +225,7 @@ def _diffoscope(name: str, one: bytes, two: bytes) -> list[str]:
             done = run(
                 [program, "--text", "-", "--no-progress", *(p.relative_to(folder) for p in paths)],
                 timeout=_DIFFOSCOPE_S,
-                cwd=Path(folder),
+                cwd=folder,
                 check=False,
                 doing="diffoscope",
             )

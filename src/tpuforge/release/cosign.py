@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from tpuforge import host, mirrors
 from tpuforge.console import Progress
 from tpuforge.distribution import Client
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import user_path, write_atomic
+from tpuforge.paths import scratch_dir, user_path, write_atomic
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.registry import Reference, Registry
 
@@ -273,14 +272,14 @@ class Cosign:
 @contextlib.contextmanager
 def _settings(client: Client) -> Iterator[dict[str, str]]:
     """Credentials for this one registry, where cosign looks for them, for as long as it runs."""
-    with tempfile.TemporaryDirectory(prefix="tpuforge-") as name:
+    with scratch_dir() as folder:
         auths = {}
         known = client.credentials
         if known is not None:
             more = {"identitytoken": known.identity} if known.identity else {}
             auths[client.host] = {"auth": known.basic, **more}
-        write_atomic(Path(name, "config.json"), json.dumps({"auths": auths}), mode=0o600)
-        yield {"DOCKER_CONFIG": name}
+        write_atomic(folder / "config.json", json.dumps({"auths": auths}), mode=0o600)
+        yield {"DOCKER_CONFIG": str(folder)}
 
 
 def environment(signer: Signer, settings: dict[str, str]) -> dict[str, str]:

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -26,7 +25,7 @@ from packaging.version import InvalidVersion, Version
 from tpuforge import host, tables
 from tpuforge.console import Progress, print_table
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import ROOT, out_dir, user_path
+from tpuforge.paths import ROOT, out_dir, scratch_dir, user_path
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.release import baked, bill, sbom
 from tpuforge.release.baked import Baked
@@ -305,8 +304,7 @@ def _system(words: Sequence[str], what: str, doing: str) -> Completed:
 
 def _ask(report: Report, ask: Callable[[Path], Completed], take: Callable[[Any], None]) -> None:
     """Take what a scanner wrote; the report says why if it wrote nothing, or something else."""
-    with tempfile.TemporaryDirectory(prefix="tpuforge-") as name:
-        folder = Path(name)
+    with scratch_dir() as folder:
         try:
             done = ask(folder)
             # the exit code does not tell a vulnerability from a database that cannot be had

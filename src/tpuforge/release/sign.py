@@ -7,16 +7,14 @@ says that a tag stands for. What is signed by the same key already stays as it i
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tpuforge import health_report
 from tpuforge.console import Progress, print_table
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import read_json
+from tpuforge.paths import read_json, scratch_dir
 from tpuforge.registry import Reference, Registry, add_options, from_options
 from tpuforge.release import baked, cosign, referrers, sbom
 from tpuforge.release.baked import Baked
@@ -189,8 +187,8 @@ def _unsigned(
 ) -> list[tuple[str, str]]:
     """What this key has not signed yet."""
     found = []
-    with tempfile.TemporaryDirectory(prefix="tpuforge-") as folder:
-        public = tool.public_key(signer, Path(folder))
+    with scratch_dir() as folder:
+        public = tool.public_key(signer, folder)
         for what, digest in wanted:
             try:
                 tool.verify(digest, public)
