@@ -60,19 +60,18 @@ def _no_services() -> Iterator[None]:
             _POLICY.unlink(missing_ok=True)
 
 
-def apt_install(packages: Sequence[str], progress: Progress, options: Sequence[str] = ()) -> None:
+def apt_install(packages: Sequence[str], progress: Progress) -> None:
     """Install packages from the distribution; no service is started.
 
     Args:
         packages: Package names.
         progress: Told what happens.
-        options: More options for apt-get.
 
     Raises:
         ForgeError: If apt fails.
     """
     env = clean_env(DEBIAN_FRONTEND="noninteractive")
-    base = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120", *options]
+    base = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120"]
     names = " ".join(packages)
     mend = f"apt-get update && apt-get install {names}"
     with progress.step(f"installing {names}"), _no_services():

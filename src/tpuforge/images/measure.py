@@ -174,14 +174,13 @@ class Bench:
         yield
         figure.samples.append(processor_time(self.engine["pid"]) - before)
 
-    def docker(self, *words: str, check: bool = True) -> float:
+    def docker(self, *words: str) -> float:
         """Run a command of Docker; its seconds."""
         started = time.monotonic()
         run(
             [self.engine["docker"], *words],
             timeout=_PULL_S,
             env=clean_env(**self.engine["env"]),
-            check=check,
             doing=f"docker {' '.join(words[:2])}",
         )
         return time.monotonic() - started

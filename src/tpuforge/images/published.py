@@ -48,14 +48,12 @@ class Published:
         manifest: The bytes of its manifest.
         media_type: What kind of manifest that is.
         config: Its config.
-        config_digest: The digest of that.
     """
 
     reference: Reference
     manifest: bytes
     media_type: str
     config: Mapping[str, Any]
-    config_digest: str
 
     @property
     def labels(self) -> dict[str, str]:
@@ -87,8 +85,7 @@ def look(text: str, registry: Registry) -> Published:
     data = registry.manifest(reference)
     try:
         body = parse_json(data)
-        told = oci.descriptor(body["config"])
-        config = parse_json(registry.document(reference, told))
+        config = parse_json(registry.document(reference, oci.descriptor(body["config"])))
         if not isinstance(config.get("config"), dict):
             raise TypeError("its config has no labels")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -99,7 +96,7 @@ def look(text: str, registry: Registry) -> Published:
             exit_code=Exit.FAULT,
         ) from error
     kind = body.get("mediaType", "application/vnd.oci.image.manifest.v1+json")
-    return Published(reference, data, kind, config, told.digest)
+    return Published(reference, data, kind, config)
 
 
 def target_of(published: Published, pins: Pins) -> Target:
