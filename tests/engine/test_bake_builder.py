@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bake_support import ROOT, Engine, link, result, verb
+from bake_support import ROOT, Engine, private_out, result, verb
 from bazel_support import MODULE, WHEEL, arguments, get_bazel, make_workspace, set_command
 from build_support import kill
 from process_support import call, wait_for
@@ -34,11 +34,7 @@ def out(record: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> 
     """An out folder with the builder and what it is made of, and nothing else."""
     real = Path(os.environ.get("TPUFORGE_OUT") or ROOT / "out")
     folder = tmp_path_factory.mktemp("builder") / "out"
-    for name in ("base", "debs", "bazel/bazelisk", "images/builder"):
-        for path in (real / name).rglob("*"):
-            if path.is_file():
-                link(path, folder / name / path.relative_to(real / name))
-    return folder
+    return private_out(folder, real, "base", "debs", "bazel/bazelisk", "images/builder")
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +104,7 @@ def test_it_has_the_pinned_bazelisk_and_works_locked_down_as_any_user(
 def test_a_second_bake_elsewhere_gives_the_same_digest(
     engine: Engine, record: dict[str, object], out: Path, tmp_path: Path
 ) -> None:
-    elsewhere = tmp_path / "another é, place"
-    for name in ("base", "debs", "bazel/bazelisk"):
-        for path in (out / name).rglob("*"):
-            if path.is_file():
-                link(path, elsewhere / name / path.relative_to(out / name))
+    elsewhere = private_out(tmp_path / "another é, place", out, "base", "debs", "bazel/bazelisk")
     again = result(
         *(BAKE, "--image", "builder", "--no-cache", "--no-load"),
         **engine.env,

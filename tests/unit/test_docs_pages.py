@@ -42,6 +42,12 @@ def test_the_help_of_a_verb_names_its_page(parsers: dict[str, argparse.ArgumentP
     assert bare == {"lint"}
 
 
+@pytest.mark.parametrize("what", [_COMMAND, _OPTION, _HEADING, _LINK])
+def test_what_is_looked_for_is_found(what: re.Pattern[str]) -> None:
+    # or the tests below would prove nothing: a page may have none
+    assert sum(len(what.findall(read(path))) for path in PAGES) > 100
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_the_commands_of_a_page_can_be_typed(path: Path, options: dict[str, set[str]]) -> None:
     for verb, rest in _COMMAND.findall(read(path)):

@@ -172,7 +172,9 @@ def test_each_difference_to_a_new_resolution_is_told() -> None:
 
 def test_real_provenance_is_about_the_real_locks() -> None:
     pins = load()
-    for flavour, python in inputs.existing(pins):
+    real = inputs.existing(pins)
+    assert ("runtime", "3.11") in real
+    for flavour, python in real:
         entries = provenance.read(flavour, python).packages
         locked = read_lock(inputs.lock_path(flavour, python))
         assert {p.name: p.sha256 for p in locked} == {n: e["sha256"] for n, e in entries.items()}

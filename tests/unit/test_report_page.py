@@ -204,5 +204,10 @@ def test_times_for_people(page: ModuleType, value: object, shown: str) -> None:
 
 
 def test_damaged_data_still_makes_a_page(page: ModuleType) -> None:
-    Reader(page.render({"checks": [{}, "x", None], "tiers": [], "packages": [{}], "host": 3}))
-    Reader(page.render({"verdict": "splendid"}, bench={"measurements": [{}]}, image={"layers": 1}))
+    odd = {"checks": [{}, "x", None], "tiers": [], "packages": [{}], "host": 3}
+    strange = {"verdict": "splendid"}
+    for text in (
+        page.render(odd),
+        page.render(strange, bench={"measurements": [{}]}, image={"layers": 1}),
+    ):
+        assert "Not judged: an environment that is no tpuforge image" in Reader(text).text

@@ -36,6 +36,7 @@ def test_a_path_cannot_write_lines_of_its_own(tmp_path: Path) -> None:
     name = "a\n3 of 3 agree\x1b[2J"
     one, two = (image(tmp_path / n, layer({name: n.encode()})) for n in ("1", "2"))
     found = list(compare(one, two))
+    assert found
     for line in (*(item.text for item in found), *look_into(one, two, found)):
         assert line.isprintable() and "a 3 of 3 agree\\x1b[2J: " in line
 
