@@ -53,7 +53,8 @@ def test_lock(check: Check, here: Place, facts: dict[str, Any]) -> None:
     severity="critical",
     remedy=f"undo a pip install inside the container, or {REBAKE}",
 )
-def test_closure(check: Check, here: Place, facts: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("facts")
+def test_closure(check: Check, here: Place) -> None:
     _none(installed.closure_problems(here.site, here.home / "lock.txt"))
     count = len(installed.distributions(here.site))
     check.figures["packages"] = count
@@ -267,7 +268,8 @@ def test_account(check: Check, here: Place, facts: dict[str, Any]) -> None:
     severity="warning",
     remedy="run without --user 0, unless the TPU driver of this host needs root",
 )
-def test_user(check: Check, here: Place, facts: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("facts")
+def test_user(check: Check, here: Place) -> None:
     assert here.uid != 0, "it runs as root, which whoever started the container chose"
     check.detail = f"it runs as {statics.user_words(here.uid)}"
 
@@ -386,6 +388,7 @@ def test_metadata(check: Check, here: Place, tpus: list[chips.Chip], kind: str |
     severity="warning",
     remedy=REBAKE,
 )
-def test_leftovers(check: Check, here: Place, facts: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("facts")
+def test_leftovers(check: Check, here: Place) -> None:
     _none(statics.leftovers(here))
     check.detail = "no machine-id, package lists, caches or logs"
