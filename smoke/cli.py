@@ -172,7 +172,7 @@ def _run_pytest(
     said, complaints = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaints):
         code = pytest.main([*arguments, *extra], plugins=[suite])
-    if code == pytest.ExitCode.INTERRUPTED:
+    if suite.interrupted:
         raise KeyboardInterrupt
     trouble = None
     if code not in (

@@ -187,6 +187,7 @@ class Suite:
         self.seconds: dict[str, float] = dict.fromkeys(TIERS, 0.0)
         self.collected: set[str] = set()
         self.deselected: set[str] = set()
+        self.interrupted = False
         self._closed = dict(closed)
         self._full = full
         self._progress = Progress(progress) if progress is not None else None
@@ -234,6 +235,10 @@ class Suite:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count what is left after every selection."""
         self._chosen = len(session.items)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Tell an interruption from files that cannot be read, which pytest stops for as well."""
+        self.interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)
 
     @pytest.fixture
     def check(self, request: pytest.FixtureRequest) -> Check:

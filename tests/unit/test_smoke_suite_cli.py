@@ -263,6 +263,28 @@ def test_without_torch_the_import_tier_is_unhealthy(sound: Environment) -> None:
     assert "has no attribute" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("import no_such_module", 2, "No module named 'no_such_module'"),
+        ("no Python", 2, "SyntaxError"),
+        ("raise KeyboardInterrupt", 130, "health: interrupted"),
+    ],
+)
+def test_a_suite_that_cannot_be_read_was_not_interrupted(
+    tmp_path: Path, text: str, code: int, said: str
+) -> None:
+    (tmp_path / "test_static.py").write_text(text)
+    run = (
+        "import pathlib, sys; from smoke import cli\n"
+        f"cli.HERE = pathlib.Path({str(tmp_path)!r})\n"
+        "sys.exit(cli.main(['health', '--tier', 'static']))"
+    )
+    done = call([sys.executable, "-c", run], cwd=ROOT, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+
+
 def test_term_ends_it_at_once_with_130(sound: Environment) -> None:
     env = {**os.environ, "TPUFORGE_HOME": str(sound.home)}
     code = (
