@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import read_regular, sha256_text
+from tpuforge.paths import ROOT, read_regular, sha256_text
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTENT = re.compile(r"^# content sha256:(?P<digest>[0-9a-f]{64})$", re.MULTILINE)
@@ -76,7 +76,12 @@ def read_text(path: Path) -> str:
 
 
 def _put_back(path: Path) -> str:
-    return f"git checkout -- {path.name}, or ./forge lock"
+    return f"git checkout -- {_shown(path)}, or ./forge lock"
+
+
+def _shown(path: Path) -> Path:
+    """A file as a command in the checkout names it."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def read_lock(path: Path) -> list[Locked]:
@@ -198,14 +203,14 @@ def read_digests(path: Path) -> dict[str, str]:
             raise ForgeError(
                 f"{path.name}, line {number}: {line[:80]!r} is not a line of sha256sum",
                 expected="<64 hex digits>, two spaces, a file name without folders",
-                mend=f"git checkout -- {path.name}, or write the line again with sha256sum",
+                mend=f"git checkout -- {_shown(path)}, or write the line again with sha256sum",
                 exit_code=Exit.FAULT,
             )
         if table.setdefault(name, digest) != digest:
             raise ForgeError(
                 f"{path.name}, line {number}: a second digest for {name}",
                 expected="one line per file",
-                mend=f"remove the wrong line from {path.name}",
+                mend=f"remove the wrong line from {_shown(path)}",
                 exit_code=Exit.FAULT,
             )
     return table

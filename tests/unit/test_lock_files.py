@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tpuforge import lockfile
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lock import inputs
 from tpuforge.lock.names import is_cuda
@@ -187,8 +188,12 @@ def test_a_lock_that_was_edited_by_hand_is_refused_wherever_it_is_used(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "bytes"])
-def test_what_is_no_text_file_is_a_fault_at_once(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "some-py311.txt"
+def test_what_is_no_text_file_is_a_fault_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(lockfile, "ROOT", tmp_path)
+    path = tmp_path / "lock" / "some-py311.txt"
+    path.parent.mkdir()
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -206,3 +211,11 @@ def test_what_is_no_text_file_is_a_fault_at_once(tmp_path: Path, kind: str) -> N
         with pytest.raises(ForgeError, match=r"no regular file|not UTF-8") as caught:
             reader()
         assert caught.value.exit_code == Exit.FAULT
+        # a command for the root of the checkout
+        assert caught.value.mend.startswith("git checkout -- lock/some-py311.txt, or ")
+
+
+def test_an_input_that_is_not_there_is_a_fault_with_its_mending(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=r"gone\.in, line 1: it is not there") as caught:
+        inputs.read_input(tmp_path / "gone.in", {})
+    assert caught.value.mend.startswith("git checkout -- lock/gone.in")

@@ -153,78 +153,88 @@ def read_input(path: Path, pinned: Mapping[str, str]) -> list[Requirement]:
         Its requirements, in the order of the file.
 
     Raises:
-        ForgeError: For a line that is no plain requirement, asks for a CUDA package, or states a
-            version that belongs in the pins; exit code 1.
+        ForgeError: If it is not there, or for a line that is no plain requirement, asks for a CUDA
+            package, or states a version that belongs in the pins; exit code 1.
     """
+    try:
+        text = _text(path)
+    except FileNotFoundError as error:
+        raise _bad(path, 1, "it is not there", "a text file", _put_back(path)) from error
     found: dict[str, Requirement] = {}
-    for number, raw in enumerate(_text(path).splitlines(), 1):
+    for number, raw in enumerate(text.splitlines(), 1):
         line = re.sub(r"(^|\s)#.*$", "", raw).strip()
         if not line:
             continue
-
-        def bad(what: str, expected: str, mend: str, number: int = number) -> ForgeError:
-            return ForgeError(
-                f"{path.name}, line {number}: {what}",
-                expected=expected,
-                mend=mend,
-                exit_code=Exit.FAULT,
-            )
-
-        if line.startswith("-"):
-            raise bad(
-                f"{line!r} is an option of pip",
-                "package names: neither options, editables nor other files decide what is locked",
-                f"remove the line from lock/{path.name}",
-            )
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement as error:
-            raise bad(
-                f"{line!r} is no requirement: {str(error).splitlines()[0]}",
-                "a package name, with a range where one is needed",
-                f"edit lock/{path.name}",
-            ) from error
+        requirement = _requirement(path, number, line, pinned)
         name = canonicalize_name(requirement.name)
-        if requirement.url is not None:
-            raise bad(
-                f"{name} is asked for by its address",
-                "a package name: one index decides where packages come from",
-                f"write {name} alone in lock/{path.name}",
-            )
-        if is_cuda(name):
-            raise bad(
-                f"{name} is a CUDA package",
-                "packages that run on a TPU host: nothing here may bring CUDA",
-                f"remove the line from lock/{path.name}",
-            )
-        if name in pinned and requirement.specifier:
-            hint = (
-                f"; an index's {name} without +cpu is a CUDA build"
-                if pinned[name].endswith("+cpu") and "+cpu" not in str(requirement.specifier)
-                else ""
-            )
-            raise bad(
-                f"{line!r} states a version{hint}",
-                f"{name} alone: its version stands in lock/pins.toml",
-                f"write {name} in lock/{path.name}, and its version in lock/pins.toml",
-            )
-        if requirement.marker is not None and not _MARKER.fullmatch(str(requirement.marker)):
-            raise bad(
-                f"{name} has the marker {requirement.marker}",
-                "a marker that asks for python_version alone: one lock holds for one target",
-                f"edit lock/{path.name}",
-            )
         if name in found:
-            raise bad(f"{name} stands there twice", "each package once", f"edit lock/{path.name}")
+            raise _bad(path, number, f"{name} stands there twice", "each package once")
         found[name] = requirement
     if not found:
-        raise ForgeError(
-            f"{path.name}, line 1: it names no package",
-            expected="one package per line",
-            mend=f"edit lock/{path.name}",
-            exit_code=Exit.FAULT,
-        )
+        raise _bad(path, 1, "it names no package", "one package per line")
     return list(found.values())
+
+
+def _requirement(path: Path, number: int, line: str, pinned: Mapping[str, str]) -> Requirement:
+    """One line of an input, checked."""
+    if line.startswith("-"):
+        raise _bad(
+            path,
+            number,
+            f"{line!r} is an option of pip",
+            "package names: neither options, editables nor other files decide what is locked",
+            f"remove the line from lock/{path.name}",
+        )
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement as error:
+        what = f"{line!r} is no requirement: {str(error).splitlines()[0]}"
+        expected = "a package name, with a range where one is needed"
+        raise _bad(path, number, what, expected) from error
+    name = canonicalize_name(requirement.name)
+    if requirement.url is not None:
+        raise _bad(
+            path,
+            number,
+            f"{name} is asked for by its address",
+            "a package name: one index decides where packages come from",
+            f"write {name} alone in lock/{path.name}",
+        )
+    if is_cuda(name):
+        raise _bad(
+            path,
+            number,
+            f"{name} is a CUDA package",
+            "packages that run on a TPU host: nothing here may bring CUDA",
+            f"remove the line from lock/{path.name}",
+        )
+    if name in pinned and requirement.specifier:
+        hint = (
+            f"; an index's {name} without +cpu is a CUDA build"
+            if pinned[name].endswith("+cpu") and "+cpu" not in str(requirement.specifier)
+            else ""
+        )
+        raise _bad(
+            path,
+            number,
+            f"{line!r} states a version{hint}",
+            f"{name} alone: its version stands in lock/pins.toml",
+            f"write {name} in lock/{path.name}, and its version in lock/pins.toml",
+        )
+    if requirement.marker is not None and not _MARKER.fullmatch(str(requirement.marker)):
+        what = f"{name} has the marker {requirement.marker}"
+        expected = "a marker that asks for python_version alone: one lock holds for one target"
+        raise _bad(path, number, what, expected)
+    return requirement
+
+
+def _bad(path: Path, number: int, what: str, expected: str, mend: str = "") -> ForgeError:
+    return ForgeError(
+        f"{path.name}, line {number}: {what}",
+        expected=expected,
+        mend=mend or f"edit lock/{path.name}",
+        exit_code=Exit.FAULT,
+    )
 
 
 def _text(path: Path) -> str:
@@ -240,12 +250,11 @@ def _text(path: Path) -> str:
             return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         what = "it is not UTF-8 text"
-    raise ForgeError(
-        f"{path.name}, line 1: {what}",
-        expected="a text file",
-        mend=f"git checkout -- lock/{path.name}, or write it anew",
-        exit_code=Exit.FAULT,
-    )
+    raise _bad(path, 1, what, "a text file", _put_back(path))
+
+
+def _put_back(path: Path) -> str:
+    return f"git checkout -- lock/{path.name}, or write it anew"
 
 
 @dataclass(frozen=True)

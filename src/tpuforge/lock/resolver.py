@@ -531,7 +531,12 @@ def _versions(job: Job, done: Completed, out: Path, resolver: str) -> dict[str, 
             continue
         pin = _PIN.fullmatch(line)
         if pin is None:
-            raise ForgeError(f"{resolver} wrote {line!r}", expected="name==version")
+            other = "uv" if resolver == "pip-tools" else "pip-tools"
+            raise ForgeError(
+                f"{resolver} wrote {line!r}",
+                expected="name==version",
+                mend=f"resolve it with the other one: ./forge lock --way {other}",
+            )
         found[canonicalize_name(pin["name"])] = str(Version(pin["version"]))
     return found
 
