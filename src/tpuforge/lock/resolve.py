@@ -174,8 +174,10 @@ def _resolve_all(pins: Pins, options: argparse.Namespace, progress: Progress) ->
     return Outcome("done" if written else "unchanged", summary, data=data)
 
 
-def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
-    """Move the cutoff of all packages, or of some, and resolve every lock; or change nothing."""
+def _asked_for(
+    pins: Pins, options: argparse.Namespace, locked: Collection[str]
+) -> tuple[list[str], datetime]:
+    """Which packages to upgrade, all of them if none is named, and up to when."""
     words = [word.strip() for item in options.upgrade for word in item.split(",")]
     if not all(words):
         # an empty variable of a script must not come to mean every package
@@ -198,8 +200,6 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
             expected="--upgrade without --flavour and --python",
             mend="./forge lock --upgrade",
         )
-    before = held(existing(pins))
-    locked = {name for packages in before.values() for name in packages}
     names = check_names(pins, [word for word in words if word not in days], locked)
     late = [name for name in names if pins.later.get(name, pins.cutoff) >= until]
     if late or (not names and until <= pins.cutoff):
@@ -210,6 +210,14 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
             expected="a later day: a cutoff that goes back would hide releases that are locked",
             mend="edit [resolver] in lock/pins.toml by hand if you mean it",
         )
+    return names, until
+
+
+def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Outcome:
+    """Move the cutoff of all packages, or of some, and resolve every lock; or change nothing."""
+    before = held(existing(pins))
+    locked = {name for packages in before.values() for name in packages}
+    names, until = _asked_for(pins, options, locked)
     if names:
         cutoff, later = pins.cutoff, {**pins.later, **dict.fromkeys(names, until)}
         title = f"Upgrade {', '.join(names)}"
@@ -239,11 +247,11 @@ def _upgrade(pins: Pins, options: argparse.Namespace, progress: Progress) -> Out
         _restore(pins, kept)
         summary = f"{', '.join(names)} had no newer release that fits before {as_moment(until)}"
         return Outcome("unchanged", summary, data=outcome.data)
-    words_of = pull_request(before, after, title, means)
+    text = pull_request(before, after, title, means)
     place = out_dir() / "lock" / "upgrade.md"
-    write_atomic(place, words_of)
+    write_atomic(place, text)
     summary = f"{title[0].lower()}{title[1:]}: the text above is in {place}"
-    return Outcome("done", summary, data=outcome.data | {"pull_request": words_of}, text=words_of)
+    return Outcome("done", summary, data=outcome.data | {"pull_request": text}, text=text)
 
 
 def _restore(pins: Pins, kept: Mapping[Path, bytes]) -> None:

@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 from tpuforge import __version__, bom
 from tpuforge.paths import parse_json
 from tpuforge.release import licences
-from tpuforge.release.inventory import VENV, Deb, Inventory, Wheel
+from tpuforge.release.inventory import VENV, Deb, Inventory, Program, Wheel
 
 _TYPES = {
     "deb": ComponentType.LIBRARY,
@@ -163,25 +163,32 @@ def parts(
     for part, wheel in zip(bare, found.wheels, strict=True):
         bills = {f"tpuforge:own-bill:{at}": path for at, path in enumerate(wheel.bills)}
         made.append(replace(part, needs=_wheel_needs(wheel, found, bare), properties=bills))
-    for program in found.programs:
-        known = program.sha256 == labels.get("io.tpuforge.bazelisk.sha256")
-        version = labels.get("io.tpuforge.bazelisk.version", "")
-        made.append(
-            Part(
-                kind="file",
-                name=program.path,
-                version=version if known else "",
-                place="",
-                purl=PackageURL("github", "bazelbuild", "bazelisk", f"v{version}")
-                if known
-                else None,
-                sha256=program.sha256,
-                licence="Apache-2.0" if known else licences.NONE,
-                layer=program.layer,
-                properties={"tpuforge:path": program.path} if known else {},
-            )
-        )
+    made += [_program(program, labels) for program in found.programs]
     return _apart([*made, *archives])
+
+
+def _program(program: Program, labels: Mapping[str, str]) -> Part:
+    """A program that no package brought; of Bazelisk the image's labels tell more."""
+    part = Part(
+        kind="file",
+        name=program.path,
+        version="",
+        place="",
+        purl=None,
+        sha256=program.sha256,
+        licence=licences.NONE,
+        layer=program.layer,
+    )
+    if program.sha256 != labels.get("io.tpuforge.bazelisk.sha256"):
+        return part
+    version = labels.get("io.tpuforge.bazelisk.version", "")
+    return replace(
+        part,
+        version=version,
+        purl=PackageURL("github", "bazelbuild", "bazelisk", f"v{version}"),
+        licence="Apache-2.0",
+        properties={"tpuforge:path": program.path},
+    )
 
 
 def _apart(made: Iterable[Part]) -> list[Part]:
