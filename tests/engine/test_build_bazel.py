@@ -7,8 +7,8 @@ runs of a person do, and leave them well for the next one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,11 +228,15 @@ def test_a_bazel_that_never_comes(checkout: Checkout, workspace: Path, bazel: Pa
 
 
 def test_a_tampered_bazelisk(checkout: Checkout, workspace: Path, bazel: Path) -> None:
-    fetched = list((checkout.out / "bazel" / "bazelisk").glob("*/*"))
-    if not fetched:
-        pytest.skip("the pinned Bazelisk is on PATH, so none was fetched")
-    with fetched[0].open("ab") as file:
-        file.write(b"x")
-    done = checkout.run(*arguments(workspace, bazel), module=MODULE, timeout=60)
-    assert done.returncode == 1
-    assert f"has SHA-256 {hashlib.sha256(fetched[0].read_bytes()).hexdigest()}" in done.stderr
+    (fetched,) = (checkout.out / "bazel" / "bazelisk").glob("*/*")
+    on_path = shutil.which("bazelisk")
+    if on_path is not None and sha256(Path(on_path)) == sha256(fetched):
+        pytest.skip("the pinned Bazelisk is on PATH, and goes before the fetched one")
+    whole = fetched.read_bytes()
+    fetched.write_bytes(whole + b"x")
+    try:
+        done = checkout.run(*arguments(workspace, bazel), module=MODULE, timeout=60)
+        assert done.returncode == 1
+        assert f"has SHA-256 {sha256(fetched)}" in done.stderr
+    finally:
+        fetched.write_bytes(whole)

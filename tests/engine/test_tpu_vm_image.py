@@ -38,14 +38,15 @@ raise SystemExit(7)
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A host with one v6e chip, whose device files Docker can hand on."""
-    if os.geteuid():
-        pytest.skip("not run: only root can make the device files of a made-up host")
     root = host(tmp_path_factory.mktemp("vm") / "host")
     put(root, f"{BUS}/0000:01:04.0/class", "0x120000\n")
     for name in ("0", "vfio"):
         (root / "dev/vfio" / name).unlink()
         # the device of /dev/null: the simulated chip is never opened
-        os.mknod(root / "dev/vfio" / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        try:
+            os.mknod(root / "dev/vfio" / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError as error:
+            pytest.skip(f"not run: the device files of a made-up host cannot be made: {error}")
         (root / "dev/vfio" / name).chmod(0o666)
     # what this machine lets its engine do
     for name in ("self/limits", "1/status"):

@@ -24,7 +24,7 @@ from bake_support import (
     verb,
     wait_for_install,
 )
-from process_support import call
+from process_support import disk_of
 
 __all__ = ["engine", "image"]
 
@@ -66,16 +66,8 @@ def no_docker_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_engine(out: Path, no_docker_settings: None) -> Iterator[Path]:
     """An out folder whose private engine has 1 GB for its data."""
-    folder = out / "engine"
-    folder.mkdir(exist_ok=True)
-    mounted = call(["mount", "-t", "tmpfs", "-o", "size=1g", "tpuforge-test", folder])
-    if mounted.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        with private_engine(out):
-            yield out
-    finally:
-        subprocess.run(["umount", folder], check=True)
+    with disk_of(out / "engine", "1g"), private_engine(out):
+        yield out
 
 
 def test_a_full_disk_of_the_engine_is_said(image: Image, small_engine: Path) -> None:

@@ -28,7 +28,7 @@ from bake_support import (
     verb,
     wait_for_install,
 )
-from process_support import call
+from process_support import disk_of, own_mounts
 
 __all__ = ["engine", "image"]
 
@@ -200,15 +200,8 @@ def test_a_damaged_layout_is_written_again(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with 300 MB: enough for a base and no image."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = call(["mount", "-t", "tmpfs", "-o", "size=300m", "tpuforge-test", folder])
-    if mounted.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with disk_of(tmp_path / "small", "300m") as folder:
+        yield folder
 
 
 def test_a_full_disk_is_said_and_the_next_bake_recovers(
@@ -242,15 +235,12 @@ def test_every_stage_says_that_the_disk_is_full(image: Image, tmp_path: Path) ->
         'for module; do "$PYTHON" -m "tpuforge.$module" 2>&1; echo "code $?"; done\n'
         'find "$TPUFORGE_OUT" -type f ! -name filler ! -name image.json -size +0\n'
     )
-    namespace = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
-    if subprocess.run(["unshare", *namespace, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount a small disk: unshare --mount fails")
     modules = ["build.wheelhouse", "images.base", "images.bake", "release.sbom", "smoke.health"]
     modules += ["smoke.bench", "release.report"]
     env = {**os.environ, **image.engine.env, "PYTHONPATH": str(ROOT / "src")}
     env |= {"TPUFORGE_OUT": str(tmp_path), "PYTHON": sys.executable, "SLUG": image.slug}
     done = subprocess.run(
-        ["unshare", *namespace, "sh", "-c", script, "sh", *modules],
+        [*own_mounts(), "sh", "-c", script, "sh", *modules],
         env=env | {"REAL": str(image.layout.parent.resolve())},
         capture_output=True,
         text=True,

@@ -17,14 +17,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bazel_support import GOOD, MODULE, arguments, get_bazel, make_workspace, set_command
 from build_support import Checkout, kill, make_checkout
-from process_support import wait_for
+from process_support import disk_of, wait_for
 from remote_support import FOR_OLD_BAZEL, serve_cache
 
 SECRET = "sesame-8d1f"
@@ -225,35 +225,19 @@ def test_killed_while_the_wheel_is_copied(checkout: Checkout, workspace: Path, b
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A file system of its own, of as many megabytes as the test says; it can be resized."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system takes root")
-    place = tmp_path / "disk"
-    place.mkdir()
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, large enough for the preflight."""
+    with disk_of(tmp_path / "disk", "100000m", lazy=True) as place:
+        yield place
 
-    def mount(megabytes: int) -> Path:
-        options = f"size={megabytes}m" + (",remount" if os.path.ismount(place) else "")
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
-        return place
 
-    try:
-        yield mount
-    finally:
-        if os.path.ismount(place):
-            # at once, whatever still holds it
-            subprocess.run(["umount", "--lazy", str(place)], check=True)
+def resize(disk: Path, megabytes: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={megabytes}m", disk], check=True)
 
 
 def test_a_disk_that_fills_up(
-    checkout: Checkout,
-    workspace: Path,
-    bazel: Path,
-    mark: Path,
-    small_disk: Callable[[int], Path],
+    checkout: Checkout, workspace: Path, bazel: Path, mark: Path, disk: Path
 ) -> None:
-    # large enough for the preflight, and cut down as the action runs
-    disk = small_disk(100_000)
     go = checkout.root / "go-on"
     wait = f"touch {mark}; while ! test -e {go}; do sleep 0.1; done"
     set_command(workspace, f"{wait}; {GOOD}; head -c 40000000 /dev/zero")
@@ -263,7 +247,7 @@ def test_a_disk_that_fills_up(
     for room in (20, 100):
         child = checkout.start(*words, module=MODULE, env={"TPUFORGE_OUT": str(out)})
         wait_for(mark.exists, 60)
-        small_disk(shutil.disk_usage(disk).used // 1_048_576 + room)
+        resize(disk, shutil.disk_usage(disk).used // 1_048_576 + room)
         go.touch()
         _, err = child.communicate(timeout=120)
         assert child.returncode == 2, err
@@ -278,7 +262,7 @@ def test_a_disk_that_fills_up(
         assert list(out.glob("wheels/.kept-*")) == []
         assert at_work(disk) == []
         assert list((disk / "cache" / "run").iterdir()) == []
-        small_disk(100_000)
+        resize(disk, 100_000)
         mark.unlink()
         go.unlink()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine_support import engine, environment, record
+from process_support import own_mounts
 
 
 @pytest.fixture
@@ -69,14 +70,14 @@ def test_an_engine_that_cannot_start_says_why(out: Path) -> None:
     assert not (out / "engine" / "dockerd.pid").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a private dockerd")
 def test_a_file_system_without_overlays_is_refused(out: Path, tmp_path: Path) -> None:
     """An out folder on a container's own file system: dockerd would start, and no build could."""
     for part in ("lower", "upper", "work", "out"):
         (tmp_path / part).mkdir()
     layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
     mount = 'mount -t overlay -o "$0" overlay "$1" && shift && exec "$@"'
-    prefix = ["unshare", "--mount", "sh", "-c", mount, layers, str(out)]
+    prefix = [*own_mounts(), "sh", "-c", mount, layers, str(out)]
     code, output = engine(environment(out), "--private", prefix=prefix)
     assert code == 2, output
     assert "cannot hold a private engine's layers" in output

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from bake_support import verb
-from process_support import call
+from process_support import disk_of
 from registry_support import (
     PASSWORD,
     Proxy,
@@ -309,19 +309,11 @@ def test_a_full_registry_is_not_asked_again(
 
 def test_full_disks_on_either_side(tmp_path: Path, out: Path, plain: RealRegistry) -> None:
     digest = small_image(out, layers=[os.urandom(600_000)])
-    small = tmp_path / "small"
-    small.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=300k", "tpuforge-test", str(small)]
-    mounted = call(mounting)
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
+    with disk_of(tmp_path / "small", "300k", lazy=True) as small:
         with registry(small) as full:
             there = verb(PUSH, "--to", f"{full.address}/x/y", "--tries", "2")
         pushed(f"{plain.address}/x/y")
         here = verb(PULL, f"{plain.address}/x/y@{digest}", TPUFORGE_OUT=str(small / "out"))
-    finally:
-        subprocess.run(["umount", "--lazy", str(small)], check=True)
     assert there.returncode == here.returncode == 2
     assert "has room" in there.stderr or "is full" in there.stderr, there.stderr
     assert "the disk is full" in here.stderr, here.stderr
