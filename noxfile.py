@@ -41,14 +41,17 @@ def call(argv: list[str]) -> int:
     """Run a verb to its own end; signals are handed on to it, so that it can clean up.
 
     It has a session of its own: Ctrl-C reaches it once, and nobody kills it while it removes what
-    it started.
+    it started. Until it can be told, they are held back here, and in it until it can end by them.
     """
-    child = subprocess.Popen(argv, start_new_session=True)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    child = subprocess.Popen(argv, start_new_session=True)
     before = {n: signal.signal(n, lambda number, _: child.send_signal(number)) for n in numbers}
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         return child.wait()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -273,6 +273,14 @@ def _close(sink: IO[str]) -> None:
         sink.close()
 
 
+def heed_signals() -> None:
+    """Let in the signals that ``./forge`` holds back from its first line on.
+
+    One that came meanwhile takes effect here, so handlers and whatever catches have to be there.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Let no signal break off what must be done whole, such as the cleaning up after a Ctrl-C.

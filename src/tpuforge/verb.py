@@ -34,7 +34,7 @@ from tpuforge.console import (
 )
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, json_text, out_dir, write_json
-from tpuforge.process import redact
+from tpuforge.process import heed_signals, redact
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _MOST_NAME = 120
@@ -221,6 +221,7 @@ def _run(
     }
     name = verb
     try:
+        heed_signals()
         # it may read the pins, and those may be bad
         if subject is not None and (about := subject(options)):
             name = f"{verb}-{about}"

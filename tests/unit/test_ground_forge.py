@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from process_support import call, wait_for
+from tpuforge import paths
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -162,6 +167,7 @@ def stop(number, frame):
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGHUP, stop)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 pathlib.Path("running").touch()
 time.sleep(60)
 """
@@ -186,6 +192,54 @@ sys.exit(module["call"]([sys.executable, "-c", {_SLOW_VERB!r}]))
         child.send_signal(number)
     assert child.wait(timeout=20) == 130
     assert (tmp_path / "cleaned").exists()
+
+
+def _has(mask: str, pid: int, number: int) -> bool:
+    """Whether a process blocks (SigBlk) or catches (SigCgt) a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith(f"{mask}:"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_signal_at_any_early_moment_ends_as_every_verb_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the launcher's first line to a verb at work, which here waits for another run."""
+    monkeypatch.setenv("TPUFORGE_OUT", str(tmp_path))
+    moments = (0, 0.06, 0.12, 0.2, 0.3, 0.45, 0.6, 0.9)
+    numbers = itertools.cycle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
+    def end(moment: float, number: signal.Signals) -> tuple[int, str]:
+        words = [sys.executable, "-E", str(ROOT / "forge"), "fetch_wheel"]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: _has("SigBlk", child.pid, number))
+        time.sleep(moment)
+        child.send_signal(number)
+        _, said = child.communicate(timeout=30)
+        lines = [line for line in said.splitlines() if "waiting for" not in line]
+        return child.returncode, "\n".join(lines)
+
+    with paths.exclusive("wheelhouse"), ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(end, moments, numbers))
+    one_line = "fetch_wheel: interrupted; what was finished is kept"
+    assert ends == [(130, one_line)] * len(moments)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_environment_is_being_made_ends_the_launcher(
+    checkout: Path, number: signal.Signals
+) -> None:
+    lock = f"tools-py{sys.version_info[0]}{sys.version_info[1]}.txt"
+    (checkout / "lock" / lock).touch()
+    with (checkout / ".forge.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        words = [sys.executable, str(checkout / "forge"), "bake"]
+        child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        # Python itself catches INT long before
+        wait_for(lambda: _has("SigCgt", child.pid, signal.SIGTERM))
+        child.send_signal(number)
+        _, said = child.communicate(timeout=30)
+    assert (child.returncode, said) == (130, "forge: interrupted; run it again\n")
 
 
 def test_two_launchers_at_once_make_one_environment(checkout: Path) -> None:

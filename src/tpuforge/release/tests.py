@@ -15,8 +15,9 @@ import sys
 from collections.abc import Sequence
 
 from tpuforge.console import print_error
-from tpuforge.errors import ForgeError
+from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT
+from tpuforge.process import heed_signals
 
 RINGS = ("unit", "engine", "faults")
 NAMED_ONLY = ("remote",)
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Rings or paths, then options of pytest; the three rings if none is named.
 
     Returns:
-        0 for ``--help``, 2 for a ring or a path that is not there. Otherwise pytest takes the
+        0 for ``--help``, 2 for a ring or a path that is not there, 130 if Ctrl-C came before pytest
+        could begin. Otherwise pytest takes the
         process over, so that its output, its signals and its exit code are its own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
@@ -61,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
     spread = [] if alone or workers == 1 else ["-n", str(workers), "--dist", "loadfile"]
     os.chdir(ROOT)
+    try:
+        heed_signals()
+    except KeyboardInterrupt:
+        print("tests: interrupted", file=sys.stderr)
+        return Exit.INTERRUPTED
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *spread, *tests, *options])  # noqa: S606
 
 
