@@ -337,7 +337,7 @@ def cpu_wheel(pins: Pins, name: str, python: str) -> CpuWheel:
     )
 
 
-def held_wheel(wheel: CpuWheel, folders: Sequence[Path] = ()) -> Path | None:
+def held_wheel(wheel: CpuWheel, folders: Sequence[Path]) -> Path | None:
     """The real wheel of a CPU build, where the wheelhouse or a folder of the user's holds it.
 
     Args:

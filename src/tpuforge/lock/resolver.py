@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from email.parser import HeaderParser
 from importlib.metadata import PackageNotFoundError, version
@@ -266,35 +266,11 @@ class Job:
         return [*words, *(f"--platform={tag}" for tag in platforms(self.pins.glibc))]
 
 
-@contextmanager
 def view_of(
     pins: Pins, source: Source, expect: Iterable[str] = (), first: str = ""
-) -> Iterator[View]:
-    """The view of an index that the pins allow, for the length of a block.
-
-    Args:
-        pins: The pins.
-        source: The index.
-        expect: Packages that will be asked for: their pages are fetched ahead.
-        first: The one whose page shows whether the index answers; see :meth:`View.probe`.
-
-    Yields:
-        The view.
-
-    Raises:
-        ForgeError: If it does not start.
-    """
-    later = {name: moment.isoformat() for name, moment in pins.later.items()}
-    with open_view(
-        source,
-        home_python(),
-        cutoff=pins.cutoff.isoformat(),
-        later=later,
-        platforms=platforms(pins.glibc),
-        expect=set(expect),
-        first=first,
-    ) as view:
-        yield view
+) -> AbstractContextManager[View]:
+    """The view that :func:`open_view` runs with the locked pip; its arguments are told there."""
+    return open_view(pins, source, home_python(), expect, first)
 
 
 def resolve(job: Job, *, way: str = "auto") -> Resolved:
@@ -586,7 +562,7 @@ def verify(job: Job, packages: Sequence[Locked], work: Path) -> int:
 
     Args:
         job: What they are for, and where they come from.
-        packages: What to verify.
+        packages: What to verify; at least one.
         work: A folder of this run; the files stay there until it goes.
 
     Returns:
@@ -596,8 +572,6 @@ def verify(job: Job, packages: Sequence[Locked], work: Path) -> int:
         ForgeError: If a listed file is missing (exit code 2) or is not what is listed (1).
         UnreachableError: If the index does not answer.
     """
-    if not packages:
-        return 0
     home = home_python()
     _write(work / "new", [f"{p.name}=={p.version} --hash=sha256:{p.sha256}" for p in packages])
     words: list[str | Path] = [home, "-m", "pip", "download", "-q", "--no-deps"]

@@ -19,7 +19,7 @@ import os
 import secrets
 import threading
 import urllib.request
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -34,7 +34,9 @@ from tpuforge.lock.provenance import Listed
 from tpuforge.lock.sources import WRONG, Source
 from tpuforge.lockfile import Locked
 from tpuforge.paths import ROOT, out_dir
+from tpuforge.pins import Pins
 from tpuforge.process import clean_env, redact, run
+from tpuforge.target import platforms
 
 _START_S = 60.0
 _ALIVE_S = 24 * 3600.0
@@ -220,25 +222,16 @@ class View:
 
 @contextmanager
 def open_view(
-    source: Source,
-    python: Path,
-    *,
-    cutoff: str,
-    later: Mapping[str, str],
-    platforms: Sequence[str],
-    expect: Collection[str] = (),
-    first: str = "",
+    pins: Pins, source: Source, python: Path, expect: Iterable[str], first: str
 ) -> Iterator[View]:
-    """Run a view for the length of a block.
+    """Run a view of what the pins allow, for the length of a block.
 
     Args:
+        pins: The pins: the moments from which on uploads do not exist, and the target.
         source: The index.
         python: A Python with pip.
-        cutoff: The moment from which on uploads do not exist, ISO 8601.
-        later: The same for single packages, by canonical name.
-        platforms: Platform tags of the target, best first.
-        expect: Packages that will be asked for.
-        first: The package that is asked for before them, without patience.
+        expect: Packages that will be asked for: their pages are fetched ahead.
+        first: The one that is asked for before them, without patience; see :meth:`View.probe`.
 
     Yields:
         The view.
@@ -251,10 +244,10 @@ def open_view(
     cache = out_dir() / "lock" / "cache"
     config = {
         "cache": str(cache),
-        "cutoff": cutoff,
-        "later": dict(later),
-        "platforms": list(platforms),
-        "expect": sorted(expect),
+        "cutoff": pins.cutoff.isoformat(),
+        "later": {name: moment.isoformat() for name, moment in pins.later.items()},
+        "platforms": platforms(pins.glibc),
+        "expect": sorted(set(expect)),
         "first": first,
     }
     env = source.env() | {"PYTHONPATH": str(ROOT / "src"), "PIP_CACHE_DIR": str(cache / "pip")}

@@ -73,11 +73,6 @@ class Part:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What tells it from all others in the image."""
-        return (self.kind, self.name, self.version, self.place)
-
-    @property
     def ref(self) -> str:
         """Its name within a document."""
         if self.purl is None:
