@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -439,33 +438,51 @@ def test_room_that_is_made_begins_the_wait_anew(room: dict[str, int]) -> None:
 def test_the_follower_gives_up_on_a_full_disk(
     words: str, room: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_module, "_FULL_S", 1.0)
+    now, looks = 0.0, 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    monkeypatch.setattr(events_module, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(events_module, "_POLL_S", 0.01)
     path = tmp_path / "events.json"
     follower = Follower(path, lambda _: None, Standstill(FOLDERS))
+
+    def hopeless_after(seconds: float) -> bool:
+        """Whether it gives up, having looked before and after so many seconds."""
+        nonlocal now
+        for passed in (0, seconds):
+            now += passed
+            # one look may be under way, and one is whole once the next has begun
+            enough = looks + 3
+            wait_for(lambda: looks >= enough)  # noqa: B023
+        return follower.hopeless.is_set()
+
     follower.start()
     try:
         follower.line("[1 / 2] Compiling x.cc; 1s local")
-        assert not follower.hopeless.wait(1.5), "it waits, and there is room"
+        assert not hopeless_after(30), "it waits, and there is room"
         if words:
             follower.line(words)
         else:
             room["bytes"] = 0
         # each of them anew is a sign that it goes on
-        for number in range(6):
+        for number in range(3):
             follower.line(f"INFO: {number}")
-            assert not follower.hopeless.wait(0.15)
+            assert not hopeless_after(15)
         with path.open("w") as file:
-            for number in range(6):
+            for number in range(3):
                 print(f'{{"id":{{"namedSet":{{"id":"{number}"}}}}}}', file=file, flush=True)
-                assert not follower.hopeless.wait(0.15)
+                assert not hopeless_after(15)
         assert follower.why is None
         # that it still waits is none, be it said in a line or in an event
-        deadline = time.monotonic() + 5
         with path.open("a") as file:
-            while not follower.hopeless.wait(0.1):
-                assert time.monotonic() < deadline
-                follower.line(f"[1 / 2] Compiling x.cc; {time.monotonic():.0f}s local")
+            for seconds in (4, 17):
+                follower.line(f"[1 / 2] Compiling x.cc; {now:.0f}s local")
                 print('{"id":{"progress":{}}}', file=file, flush=True)
+                assert hopeless_after(seconds) == (seconds == 17)
     finally:
         follower.stop()
     assert follower.why is not None

@@ -121,17 +121,17 @@ def test_a_key_that_nothing_reads_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "seconds", "said"),
     [
-        (["no-such-command-anywhere"], "No such file"),
-        ([sys.executable, "-c", "raise SystemExit('broken')"], "exit code 1: broken"),
-        ([sys.executable, "-c", ""], "it says nothing"),
-        ([sys.executable, "-c", "import time; time.sleep(60)"], "timed out"),
+        (["no-such-command-anywhere"], 20, "No such file"),
+        (["sh", "-c", "echo broken >&2; exit 1"], 20, "exit code 1: broken"),
+        (["true"], 20, "it says nothing"),
+        (["sleep", "60"], 0.2, "timed out"),
     ],
 )
-def test_a_tool_that_does_not_answer(command: list[str], said: str) -> None:
+def test_a_tool_that_does_not_answer(command: list[str], seconds: float, said: str) -> None:
     with pytest.raises(AssertionError, match=said):
-        flavours.run_tool(command, 2)
+        flavours.run_tool(command, seconds)
 
 
 def test_a_tool_does_not_see_the_suites_own_packages(monkeypatch: pytest.MonkeyPatch) -> None:
