@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from smoke.operators import page, run, table
 
+from process_support import call
 from smoke_host_support import DIGEST, calls, fake_engine, fill, forge
 from tpuforge.paths import sha256_file
 from tpuforge.smoke import simulator
@@ -21,17 +22,28 @@ from tpuforge.smoke import simulator
 CLI = Path(__file__).resolve().parents[2] / "smoke" / "cli.py"
 
 
-def operators(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the suite's command as a process of its own."""
+EACH = """
+import contextlib, io, json, sys
+from smoke import cli
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            code = cli.main(["health", "operators", *words])
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def operators(*lines: Sequence[str | Path]) -> list[tuple[int, str, str]]:
+    """Run the suite's command with each of these lines, all in one process apart.
+
+    Returns:
+        Exit code, standard output and standard error of each.
+    """
     env = {key: value for key, value in os.environ.items() if not key.startswith("TPU")}
-    return subprocess.run(
-        [sys.executable, CLI, "health", "operators", *map(str, words)],
-        env=env | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = json.dumps([list(map(str, line)) for line in lines])
+    root = CLI.parents[1]
+    done = call([sys.executable, "-c", EACH, words], cwd=root, env=env, timeout=60, check=True)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def document(exit_code: int = 0) -> dict[str, Any]:
@@ -110,29 +122,21 @@ def put(path: Path, data: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--dtype", "float33x"), "no dtype"),
-        (("--dtype", ","), "names none"),
-        (("--target", "v6e"), "not a topology"),
-        (("--samples", "0"), "1 or more"),
-        (("--ways", "gradient,sideways"), "'sideways' is no way"),
-        (("--jobs", "0"), "1 or more"),
-        (("--only", "("), "no regular expression"),
-        (("--compare", "a.json", "b.json"), "cannot be read"),
-    ],
-)
-def test_what_makes_no_sense_is_not_judged(words: tuple[str, ...], said: str) -> None:
-    done = operators(*words)
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
-def test_without_torch_it_cannot_be_judged() -> None:
-    done = operators("--census")
-    assert done.returncode == 2
-    assert "the operators cannot be listed: ModuleNotFoundError" in done.stderr
+def test_what_makes_no_sense_or_has_no_torch_is_not_judged() -> None:
+    cases = {
+        ("--dtype", "float33x"): "no dtype",
+        ("--dtype", ","): "names none",
+        ("--target", "v6e"): "not a topology",
+        ("--samples", "0"): "1 or more",
+        ("--ways", "gradient,sideways"): "'sideways' is no way",
+        ("--jobs", "0"): "1 or more",
+        ("--only", "("): "no regular expression",
+        ("--compare", "a.json", "b.json"): "cannot be read",
+        ("--census",): "the operators cannot be listed: ModuleNotFoundError",
+    }
+    for (code, _, told), said in zip(operators(*cases), cases.values(), strict=True):
+        assert code == 2, said
+        assert said in told
 
 
 @pytest.mark.parametrize(
@@ -182,29 +186,33 @@ def test_exit_codes_of_an_audit() -> None:
 
 def test_two_tables_are_compared(tmp_path: Path) -> None:
     old, new = put(tmp_path / "old.json", document()), put(tmp_path / "new.json", lost())
-    same = operators("--compare", old, old)
-    assert same.returncode == 0
-    assert "0 lost, 0 gained, 0 changed" in same.stdout
-    worse = operators("--compare", old, new, "--json", tmp_path / "changes.json")
-    assert worse.returncode == 1
-    assert "lost     add float32: runs: passes -> differs (off by one)" in worse.stdout
+    same, worse, better = operators(
+        ("--compare", old, old),
+        ("--compare", old, new, "--json", tmp_path / "changes.json"),
+        ("--compare", new, old, "--json", "-"),
+    )
+    assert same[0] == 0
+    assert "0 lost, 0 gained, 0 changed" in same[1]
+    assert worse[0] == 1
+    assert "lost     add float32: runs: passes -> differs (off by one)" in worse[1]
     changes = json.loads((tmp_path / "changes.json").read_text())
     assert changes["schema"] == table.CHANGES_SCHEMA
     assert [one["op"] for one in changes["lost"]] == ["add"]
-    better = operators("--compare", new, old, "--json", "-")
-    assert better.returncode == 0
-    assert [one["op"] for one in json.loads(better.stdout)["gained"]] == ["add"]
+    assert better[0] == 0
+    assert [one["op"] for one in json.loads(better[1])["gained"]] == ["add"]
 
 
-@pytest.mark.parametrize("damage", ['{"schema": "tpuforge.health/1"}', "{", "[]"])
-def test_another_document_is_not_compared(tmp_path: Path, damage: str) -> None:
+def test_another_document_is_not_compared(tmp_path: Path) -> None:
     old = put(tmp_path / "old.json", document())
-    (tmp_path / "new.json").write_text(damage)
-    done = operators("--compare", old, tmp_path / "new.json")
-    assert done.returncode == 2
-    assert "new.json" in done.stderr
-    cut = put(tmp_path / "cut.json", {"schema": table.SCHEMA})
-    assert operators("--compare", old, cut).returncode == 2
+    other, cut = {"schema": "tpuforge.health/1"}, {"schema": table.SCHEMA}
+    cases = {json.dumps(other): "0.json", "{": "1.json", "[]": "2.json", json.dumps(cut): "damage"}
+    paths = [tmp_path / f"{number}.json" for number in range(len(cases))]
+    for path, text in zip(paths, cases, strict=True):
+        path.write_text(text)
+    ends = operators(*(("--compare", old, path) for path in paths))
+    for (code, _, told), said in zip(ends, cases.values(), strict=True):
+        assert code == 2, said
+        assert said in told
 
 
 def test_the_page_stands_alone_and_escapes_what_others_wrote() -> None:

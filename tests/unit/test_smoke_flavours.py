@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,22 @@ from typing import Any
 import pytest
 from smoke import flavours
 
+from process_support import call
 from smoke_suite_support import ROOT
 from tpuforge.lockfile import read_lock
 
 RUN = """
-import json, pytest, sys
+import json, os, pytest, sys
 from smoke import verdict
 from smoke.plugin import Suite
-suite = Suite(("v6e:2x2",), False, {}, None)
-folder = sys.argv[1]
-code = pytest.main([folder, "-q", "-p", "no:cacheprovider", "-c", "/dev/null"], plugins=[suite])
-found = [one for one in suite.results if one["tier"] == "import"]
-tiers = {name: verdict.tier([], required=False) for name in verdict.TIERS}
-tiers |= {"import": verdict.tier(found)}
-print("\\n" + json.dumps([found, tiers["import"], verdict.judge(tiers, found)]))
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # as the command has it
+for path in sys.argv[1:]:
+    suite = Suite(("v6e:2x2",), False, {}, None)
+    code = pytest.main([path, "-q", "-p", "no:cacheprovider", "-c", "/dev/null"], plugins=[suite])
+    found = [one for one in suite.results if one["tier"] == "import"]
+    tiers = {name: verdict.tier([], required=False) for name in verdict.TIERS}
+    tiers |= {"import": verdict.tier(found)}
+    print("\\njudged", json.dumps([found, tiers["import"], verdict.judge(tiers, found)]))
 """
 TEST = """
 import pytest
@@ -46,46 +47,54 @@ def test_tools(check):
 """
 
 
-def judged(tmp_path: Path, facts: dict[str, str] | None) -> list[Any]:
-    """Results, tier and exit code of a suite of two checks in an image with these facts."""
-    if facts is not None:
-        (tmp_path / "image.json").write_text(json.dumps(facts))
-    (tmp_path / "test_some.py").write_text(TEST.format(home=str(tmp_path)))
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path)],
-        cwd=ROOT,
-        # no tool of any flavour is on this path
-        env={**os.environ, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+OTHER = "this image is of the flavour {}, which has no such thing"
+# what is in image.json, and why the check of another flavour is not run there
+IMAGES = {
+    "runtime": ({"flavour": "runtime"}, OTHER.format("runtime")),
+    "pallas": ({"flavour": "pallas"}, OTHER.format("pallas")),
+    "none": ({}, OTHER.format(None)),
+    "nowhere": (None, "outside an image nothing names a flavour"),
+    "dev": ({"flavour": "dev"}, ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("facts", "why"),
-    [
-        ({"flavour": "runtime"}, "this image is of the flavour runtime, which has no such thing"),
-        ({"flavour": "pallas"}, "this image is of the flavour pallas, which has no such thing"),
-        ({}, "this image is of the flavour None, which has no such thing"),
-        (None, "outside an image nothing names a flavour"),
-    ],
-)
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Results, tier and exit code of a suite of two checks in images with some facts each."""
+    top, paths = tmp_path_factory.mktemp("flavours"), []
+    for name, (facts, _) in IMAGES.items():
+        home = top / name
+        home.mkdir()
+        if facts is not None:
+            (home / "image.json").write_text(json.dumps(facts))
+        paths.append(home / f"test_in_{name}.py")
+        paths[-1].write_text(TEST.format(home=str(home)))
+    # no tool of any flavour is on this path
+    env = {**os.environ, "PATH": str(top)}
+    done = call([sys.executable, "-c", RUN, *paths], cwd=ROOT, env=env, timeout=60, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("judged ")]
+    return {
+        name: json.loads(line.removeprefix("judged "))
+        for name, line in zip(IMAGES, lines, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if name != "dev"])
 def test_in_another_image_a_check_is_not_run_and_not_missed(
-    tmp_path: Path, facts: dict[str, str] | None, why: str
+    judged: dict[str, list[Any]], name: str
 ) -> None:
-    results, tier, code = judged(tmp_path, facts)
+    results, tier, code = judged[name]
     one = next(result for result in results if result["id"] == "import.tools")
-    assert (one["status"], one["severity"], one["detail"]) == ("not run", "warning", why)
+    assert (one["status"], one["severity"], one["detail"]) == (
+        "not run",
+        "warning",
+        IMAGES[name][1],
+    )
     assert (tier["status"], tier["not_run"], code) == ("passed", 1, 0)
 
 
-def test_in_its_own_image_it_is_run_and_its_failure_counts(tmp_path: Path) -> None:
-    results, tier, code = judged(tmp_path, {"flavour": "dev"})
+def test_in_its_own_image_it_is_run_and_its_failure_counts(judged: dict[str, list[Any]]) -> None:
+    results, tier, code = judged["dev"]
     one = next(result for result in results if result["id"] == "import.tools")
     assert (one["status"], one["severity"]) == ("failed", "critical")
     assert (tier["status"], code) == ("failed", 1)
