@@ -505,19 +505,18 @@ class Client:
         with self._ask("PUT", url, {"Content-Type": kind}, data, scope="pull,push"):
             pass
 
-    def has_blob(self, digest: str, *, scope: str = "pull") -> bool:
-        """Whether a blob is there.
+    def has_blob(self, digest: str) -> bool:
+        """Whether a blob is there, or has to be sent.
 
         Args:
             digest: ``sha256:…``.
-            scope: What one is about to do: ``pull`` or ``pull,push``.
 
         Raises:
             TransientError: If the registry does not answer now.
             ForgeError: If it refuses.
         """
         try:
-            with self._ask("HEAD", f"{self._url}/blobs/{digest}", scope=scope):
+            with self._ask("HEAD", f"{self._url}/blobs/{digest}", scope="pull,push"):
                 return True
         except NotThereError:
             return False

@@ -425,24 +425,20 @@ class Registry:
                 exit_code=Exit.FAULT,
             )
 
-    def copy_in(
-        self, layout: Path, ref: Reference, tags: Sequence[str] = (), *, move: bool = False
-    ) -> Copied:
-        """Put the one image of a layout into a repository, by digest, then under tags.
+    def copy_in(self, layout: Path, ref: Reference) -> Copied:
+        """Put the one image of a layout into a repository, by digest, then under its tag.
 
-        What is there is not sent again. The tags come last.
+        What is there is not sent again.
 
         Args:
             layout: An OCI layout with one image, checked whole before anything is sent.
-            ref: The repository; its tag, if it has one, is one of the tags.
-            tags: More tags.
-            move: Let a tag that names another image name this one.
+            ref: The repository; if it has a tag, that comes last.
 
         Returns:
             What was sent.
 
         Raises:
-            ForgeError: If the layout is damaged, a tag names another image, or the registry has
+            ForgeError: If the layout is damaged, the tag names another image, or the registry has
                 other bytes in the end (exit code 1); if it does not answer or refuses (2).
         """
         image = oci.read_image(layout)
@@ -451,15 +447,14 @@ class Registry:
         if bad:
             raise _damaged(layout, bad[0].digest)
         digest = image.manifest.digest
-        names = list(dict.fromkeys([*([ref.tag] if ref.tag else []), *tags]))
         client = self._client(ref)
         self._patiently(f"asking {ref.host}", client.ping)
-        absent_tags = self.absent_tags(ref, names, digest, move=move)
+        tags = self.absent_tags(ref, [ref.tag] if ref.tag else [], digest)
         blobs = list(dict.fromkeys((image.config, *image.layers)))
         absent = [blob for blob in blobs if not self._has(client, blob)]
         self._send(layout, image, ref, f"sending {digest[:19]}… to {ref.repository}", absent)
         self.check(ref.at_digest(digest), digest)
-        self.tag(layout, ref, absent_tags)
+        self.tag(layout, ref, tags)
         there = len(blobs) - len(absent)
         return Copied(digest, len(absent), sum(blob.size for blob in absent), there)
 
@@ -657,7 +652,7 @@ class Registry:
     def _has(self, client: Client, blob: oci.Blob) -> bool:
         return self._patiently(
             f"asking for {blob.digest[:19]}…",
-            lambda: client.has_blob(blob.digest, scope="pull,push"),
+            lambda: client.has_blob(blob.digest),
         )
 
     def _client(self, ref: Reference) -> Client:

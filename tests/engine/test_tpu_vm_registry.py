@@ -72,7 +72,7 @@ def published(tmp_path: Path, image: Image) -> Iterator[Published]:
     with registry(tmp_path) as where, Progress("tests", quiet=True) as progress:
         name = f"{where.address}/base"
         exact = f"{name}@{base['manifest_digest']}"
-        Registry(progress).copy_in(image.out / base["layout"], Reference.parse(name), ["0.2"])
+        Registry(progress).copy_in(image.out / base["layout"], Reference.parse(f"{name}:0.2"))
         program = cosign.program(progress)
         subprocess.run([program, "generate-key-pair"], cwd=keys, env=env, check=True)
         words = ["sign", "--yes", "--tlog-upload=false", "--key", str(keys / "cosign.key"), exact]
