@@ -258,11 +258,13 @@ elif words[0] == "run":
     (HERE / "running").write_text(str(os.getpid()))
     (HERE / ("met-" + image[7:])).touch()
     deadline = time.monotonic() + 60
-    while len(list(HERE.glob("met-*"))) < play.get("meet", 0) and time.monotonic() < deadline:
+    while (
+        len(list(HERE.glob("met-*"))) < play.get("meet", 0)
+        or not Path(HERE, play.get("until", "running")).exists()
+    ):
+        if time.monotonic() > deadline:
+            sys.exit("it waited in vain")
         time.sleep(0.02)
-    if time.monotonic() > deadline:
-        sys.exit("nobody else came")
-    time.sleep(play.get("sleep", 0))
     for flag in ("--json", "--junit", "--html"):
         if flag in words and report is not None:
             text = json.dumps(report) if flag == "--json" else "<x/>"
@@ -280,8 +282,8 @@ def fake_engine(out: Path, folder: Path, **play: Any) -> Path:
         folder: Where the client stands; ``calls`` there gets every call.
         **play: ``holds`` (reference to id), ``loads`` (held after a load), ``lose`` (a file that
             vanishes while it loads), ``report`` (what a run leaves), ``code`` (its exit code),
-            ``reports`` (both, by image), ``sleep`` (its seconds), ``meet`` (how many images must
-            run at the same time), ``left`` (containers).
+            ``reports`` (both, by image), ``until`` (a file of the folder that a run waits for),
+            ``meet`` (how many images must run at the same time), ``left`` (containers).
     """
     folder.mkdir(parents=True, exist_ok=True)
     client = folder / "docker"

@@ -294,7 +294,7 @@ def test_again_runs_it_again(tmp_path: Path) -> None:
 
 
 def test_told_to_stop_it_ends_every_container_and_leaves_no_verdict(tmp_path: Path) -> None:
-    client = two_images(tmp_path, report=health(), sleep=60)
+    client = two_images(tmp_path, report=health(), until="never")
     running = subprocess.Popen(
         [
             *(sys.executable, "-m", "tpuforge.smoke.health", *PLAIN),

@@ -317,7 +317,7 @@ def test_without_a_simulator_the_rest_is_judged_and_the_run_is_repeated(tmp_path
 
 def test_a_run_that_is_told_to_stop_removes_its_container(tmp_path: Path) -> None:
     fill(tmp_path)
-    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=60)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health(), until="never")
     running = subprocess.Popen(
         [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN],
         env=support.verb_env(tmp_path),
@@ -338,24 +338,42 @@ def test_a_run_that_is_told_to_stop_removes_its_container(tmp_path: Path) -> Non
         os.kill(int((client / "running").read_text()), 0)
 
 
-def test_of_two_at_once_the_second_waits_and_has_nothing_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_of_two_at_once_the_second_says_for_whom_it_waits_and_has_nothing_to_do(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     fill(tmp_path)
-    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=3)
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN],
-            env=support.verb_env(tmp_path),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = sorted(one.communicate(timeout=60)[0] for one in both)
+    client = fake_engine(tmp_path, tmp_path / "client", report=health(), until="go")
+    words = (*PLAIN, *options)
+    both: list[subprocess.Popen[str]] = []
+    told = [tmp_path / "first", tmp_path / "second"]
+    try:
+        for path in told:
+            with path.open("w") as file:
+                one = subprocess.Popen(
+                    [sys.executable, "-m", "tpuforge.smoke.health", *words],
+                    env=support.verb_env(tmp_path),
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    text=True,
+                )
+            both.append(one)
+            wait_for((client / "running").exists)
+        wait_for(lambda: "waiting" in told[1].read_text())
+        (client / "go").touch()
+        said = [one.communicate(timeout=60)[0] for one in both]
+    finally:
+        for one in both:
+            one.kill()
     assert [one.returncode for one in both] == [0, 0]
     assert len(runs(client)) == 1
-    assert sum("nothing to do" in text for text in said) == 1
-    assert sum("waiting for process" in text for text in said) == 1
+    assert "waiting" not in told[0].read_text()
+    whom = f"waiting for process {both[0].pid} (smoke {' '.join(words)})"
+    assert whom in told[1].read_text()
+    if options:
+        assert [json.loads(text)["status"] for text in said] == ["done", "unchanged"]
+    else:
+        assert ["nothing to do" in text for text in said] == [False, True]
 
 
 def test_what_is_kept_waits_for_nobody_and_what_is_not_says_for_whom(tmp_path: Path) -> None:
@@ -391,21 +409,6 @@ def test_what_is_kept_waits_for_nobody_and_what_is_not_says_for_whom(tmp_path: P
     assert said[0].startswith(f"smoke: {whom}, and only one at a time")
     assert said[1] == f"smoke: {whom} …\n"
     assert re.fullmatch(rf"smoke: {whom}: \d\.\d s", said[2])
-
-
-def test_a_process_is_named_with_its_command(tmp_path: Path) -> None:
-    fill(tmp_path)
-    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=3)
-    words = [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN]
-    env = support.verb_env(tmp_path)
-    first = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_for((client / "running").exists)
-        done = forge("smoke.health", *PLAIN, out=tmp_path)
-        assert first.wait(timeout=30) == 0
-    finally:
-        first.kill()
-    assert f"waiting for process {first.pid} (smoke --tier static,import)" in done.stderr
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
@@ -445,23 +448,3 @@ def test_the_config_digest_will_do(tmp_path: Path) -> None:
     client = fake_engine(tmp_path, tmp_path / "client", holds={CONFIG: CONFIG}, report=health())
     assert forge("smoke.health", *PLAIN, out=tmp_path).returncode == 0
     assert CONFIG in runs(client)[0]
-
-
-def test_who_is_waited_for_is_said_to_a_machine_as_well(tmp_path: Path) -> None:
-    fill(tmp_path)
-    client = fake_engine(tmp_path, tmp_path / "client", report=health(), sleep=3)
-    words = [sys.executable, "-m", "tpuforge.smoke.health", *PLAIN, "--json"]
-    both = [
-        subprocess.Popen(
-            words,
-            env=support.verb_env(tmp_path),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [one.communicate(timeout=60) for one in both]
-    assert sorted(json.loads(text)["status"] for text, _ in said) == ["done", "unchanged"]
-    assert sum("waiting for process" in text for _, text in said) == 1
-    assert len(runs(client)) == 1
