@@ -9,14 +9,13 @@ machine. ``docs/base.md`` tells more.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import os
 import re
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +29,7 @@ from tpuforge.paths import (
     out_dir,
     sha256_file,
     sha256_text,
+    sha256_tree,
     write_json,
 )
 from tpuforge.pins import Pins, Standalone, Suite, load
@@ -58,7 +58,6 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - folders there are made by mkdtemp
 _TREE_BYTES = 1_000_000_000
 # 34 to 60 MB of packages, up to 190 MB each of mmdebstrap's tar and the layer, and apt's lists
 _ROOM_BYTES = 500_000_000
-_SAYS = re.compile(r"ForgeError|progress\.(?:note|step|detail)")
 _PROVIDER = re.compile(r"docker-image://[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _MERGE = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s "usr/$d" "$1/$d"; done'
 _SOURCE = (
@@ -145,40 +144,11 @@ def base_key(lock_sha256: str, suite: Suite, pins: Pins) -> str:
         pins: The pins; the epoch and the standalone Python count.
     """
     here = Path(__file__).parent
-    sources = [here / name for name in ("base.py", "oci.py", "standalone.py")]
-    recipe = sha256_text(
-        *(word for path in sources for word in _code(ast.parse(path.read_bytes())))
-    )
+    recipe = sha256_tree(*(here / name for name in ("base.py", "oci.py", "standalone.py")))
     python = _python_of(suite, pins)
     own = [python.version, python.sha256] if python is not None else []
     given = [SCHEMA, lock_sha256, suite.name, *suite.packages, *own, str(pins.epoch), recipe]
     return sha256_text(*given)
-
-
-def _code(part: object) -> Iterator[str]:
-    """What a part of a module does, in words for a digest: all of it but what it says to people.
-
-    That is comments, docstrings, errors and the display; none of them can change a base.
-    """
-    if isinstance(part, list):
-        yield "["
-        for one in part:
-            yield from _code(one)
-        yield "]"
-    elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
-        return
-    elif isinstance(part, ast.Call) and _SAYS.fullmatch(ast.unparse(part.func)):
-        yield "says"
-    elif isinstance(part, ast.AST):
-        yield type(part).__name__
-        for name, value in ast.iter_fields(part):
-            # newer Pythons know more fields, which are empty in what older ones can read
-            if value is not None and value != []:
-                yield name
-                yield from _code(value)
-        yield "."
-    else:
-        yield repr(part)
 
 
 def _python_of(suite: Suite, pins: Pins) -> Standalone | None:
