@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 for ``--help``, 2 for a ring or a path that is not there, 130 if Ctrl-C came before pytest
-        could begin. Otherwise pytest takes the
-        process over, so that its output, its signals and its exit code are its own.
+        could begin. Otherwise pytest takes the process over, so that its output, its signals and
+        its exit code are its own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if "--help" in words or "-h" in words:
