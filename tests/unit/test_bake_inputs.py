@@ -189,15 +189,20 @@ def test_an_output_with_a_comma_in_its_folder_stays_one_field() -> None:
     [
         ("ERROR: write /x/ingest/1/data: no space left on device", "a disk is full", 2),
         (
-            "#9 0.3 error: Failed to download `numpy==2.4.6`\n"
-            "#9 0.3   cause: Hash mismatch for `numpy==2.4.6`\n",
-            "other bytes than those that were verified: #9 0.3 error: Failed to download",
+            "#9 0.3 numpy-2.4.6-py3-none-any.whl holds other bytes than the lock names\n",
+            "other bytes than those that were verified: numpy-2.4.6",
             1,
         ),
         (
-            "#9 0.3 error: No solution found when resolving dependencies\n"
-            "#9 0.3   cause: Because numpy==2.4.6 has an invalid package format and you require",
-            "Because numpy==2.4.6 has an invalid package format",
+            "#9 0.3 error: Failed to download `numpy==2.4.6`\n"
+            "#9 0.3   cause: failed to open file `numpy-2.4.6.dist-info/RECORD`\n"
+            "#9 0.3 uv failed, and every wheel holds the bytes that the lock names",
+            "cannot go into an image:\n#9 0.3 error: Failed to download `numpy==2.4.6`\n#9 0.3   c",
+            1,
+        ),
+        (
+            "#9 0.3 numpy-2.4.6.dist-info writes over what is there: /opt/venv/pyvenv.cfg",
+            "cannot go into an image:\n#9 0.3 numpy-2.4.6.dist-info writes over",
             1,
         ),
         (
@@ -208,7 +213,12 @@ def test_an_output_with_a_comma_in_its_folder_stays_one_field() -> None:
         ("OCI exporter is not supported for the docker driver", "cannot export OCI layouts", 2),
         ("ERROR: error reading from server: EOF", "the engine went away", 2),
         ("ERROR: unexpected commit digest sha256:1, expected sha256:2", "a layer of the base", 1),
-        ("ERROR: something new", "failed with exit code 1", 2),
+        (
+            '#9 [installer 1/1] RUN echo "uv holds other bytes than the lock names"; exit 1\n'
+            "ERROR: failed to solve: something new",
+            "failed with exit code 1",
+            2,
+        ),
     ],
 )
 def test_a_failed_bake_says_what_mends_it(

@@ -7,9 +7,9 @@ import importlib.util
 import io
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -168,6 +168,9 @@ def test_a_file_that_two_packages_bring_is_refused(judge: Any, tmp_path: Path) -
         (folder / "RECORD").write_text(record)
     # the same bytes are no matter
     judge.owned()
+    (folder / "RECORD").write_text("tests/__init__.py,,\n")
+    with pytest.raises(SystemExit, match=r"two packages differ in tests/__init__\.py"):
+        judge.owned()
     (folder / "RECORD").write_text(
         "../site-packages/../x,sha256=b,1\n./tests/__init__.py,sha256=c,1\n"
     )
@@ -206,25 +209,33 @@ def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 BROKEN = b"def (:\n"
 
 
-def wheels(folder: Path, moment: int) -> None:
+def wheels(folder: Path, more: dict[str, bytes], moment: int = 5000) -> Path:
     """One wheel, whose file has a time, and what asks for it."""
     folder.mkdir()
     files = {
         "one/__init__.py": b"a = 'text'\n",
         "one/later.py": BROKEN,
         "one/tests/t.py": b"b = 1\n",
+        **more,
     }
     info = "one-1.0.dist-info"
     files[f"{info}/METADATA"] = b"Metadata-Version: 2.1\nName: one\nVersion: 1.0\n"
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD")).encode()
+    listed = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD")).encode()
+    files = {f"{info}/RECORD": listed} | files
     path = folder / "one-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name), data)
     os.utime(path, (moment, moment))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    (folder / "requirements.txt").write_text(f"one==1.0 --hash=sha256:{digest}\n")
+    ask(path)
+    return path
+
+
+def ask(wheel: Path) -> None:
+    """Name the digest that a wheel has now."""
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (wheel.parent / "requirements.txt").write_text(f"one==1.0 --hash=sha256:{digest}\n")
 
 
 def installed(installer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
@@ -244,7 +255,7 @@ def test_wheels_are_installed_the_same_whatever_the_time_of_their_file(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    wheels(tmp_path / "wheels", 5000)
+    wheels(tmp_path / "wheels", {})
     first = installed(installer, tmp_path, monkeypatch)
     assert f"no byte code for {tmp_path}/opt/site/one/later.py" in capfd.readouterr().out
     tag = sys.implementation.cache_tag
@@ -257,24 +268,82 @@ def test_wheels_are_installed_the_same_whatever_the_time_of_their_file(
     assert b"uv_cache" not in first["one-1.0.dist-info/RECORD"]
     for name in ("opt", "wheels"):
         shutil.rmtree(tmp_path / name)
-    wheels(tmp_path / "wheels", 6000)
+    wheels(tmp_path / "wheels", {}, 6000)
     assert installed(installer, tmp_path, monkeypatch) == first
 
 
-def test_a_wheel_of_another_digest_or_one_that_is_there_is_refused(
-    installer: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_a_name_that_splits_lines_stays_one_row_of_record(
+    installer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheels(tmp_path / "wheels", 5000)
+    name = "one/a\u2028z.txt"
+    wheels(tmp_path / "wheels", {name: b"", "one/uv_cache.json": b"{}"})
+    made = installed(installer, tmp_path, monkeypatch)
+    record = made["one-1.0.dist-info/RECORD"].decode().split("\n")
+    assert {f"{name},,", "one/uv_cache.json,,"} < set(record)
+
+
+def test_a_wheel_of_other_bytes_and_one_that_is_there_are_refused(
+    installer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = wheels(tmp_path / "wheels", {})
+    sound = wheel.read_bytes()
     installed(installer, tmp_path, monkeypatch)
     with pytest.raises(SystemExit, match="0 of 1 packages came"):
         installer.main()
-    asked = tmp_path / "wheels" / "requirements.txt"
-    asked.write_text(f"one==1.0 --hash=sha256:{'0' * 64}\n")
     shutil.rmtree(tmp_path / "opt")
-    with pytest.raises(subprocess.CalledProcessError):
+    # uv reads before it compares, so most say nothing of a digest
+    for other in (b"", sound[:300], sound.replace(b"text", b"tExt"), sound + b"\0"):
+        wheel.write_bytes(other)
+        # what the bake looks for
+        with pytest.raises(SystemExit, match=r"one-1\.0.* other bytes than the lock names"):
+            installer.main()
+    # the right bytes, and yet no wheel: to send it again would not help
+    wheel.write_bytes(sound[:300])
+    ask(wheel)
+    with pytest.raises(SystemExit, match="uv failed, and every wheel holds the bytes"):
         installer.main()
-    # what the bake looks for
-    assert "Hash mismatch for" in capfd.readouterr().err
+
+
+@pytest.fixture
+def frame(installer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment that the script runs in, as in an image."""
+    frame = tmp_path / "opt" / "venv"
+    venv.create(frame, symlinks=True)
+    site = next(frame.glob("lib/*/site-packages"))
+    monkeypatch.setattr(sys, "argv", ["install_wheels.py"])
+    monkeypatch.setattr(sys, "prefix", str(frame))
+    monkeypatch.setattr(sys, "executable", str(frame / "bin" / "python"))
+    monkeypatch.setattr(installer.sysconfig, "get_path", lambda _: str(site))
+    return frame
+
+
+def test_neither_what_lies_below_nor_commands_show_in_byte_code(
+    installer: Any, frame: Path, tmp_path: Path
+) -> None:
+    said = tmp_path / "said"
+    pth = next(frame.glob("lib/*/site-packages")) / "below.pth"
+    pth.write_text(f"import sys; 'compileall' in sys.orig_argv and open({str(said)!r}, 'w')\n")
+    wheels(tmp_path / "wheels", {"one-1.0.data/scripts/tool.py": b"#!python\n"})
+    installer.main()
+    assert (frame / "bin" / "tool.py").exists()
+    assert not (frame / "bin" / "__pycache__").exists()
+    assert list(frame.glob("lib/*/site-packages/one/__pycache__/__init__.*.pyc"))
+    assert not said.exists()
+
+
+@pytest.mark.parametrize("name", ["data/pyvenv.cfg", "scripts/activate"])
+def test_a_wheel_that_writes_over_the_frame_is_refused(
+    installer: Any, frame: Path, tmp_path: Path, name: str
+) -> None:
+    wheels(tmp_path / "wheels", {f"one-1.0.data/{name}": b"x\n"})
+    with pytest.raises(
+        SystemExit, match=r"one-1\.0\.dist-info writes over what is there: .*/venv/"
+    ):
+        installer.main()
+
+
+def test_a_module_that_breaks_the_compiler_is_named(installer: Any, tmp_path: Path) -> None:
+    source = tmp_path / "deep.py"
+    source.write_text("a = " + "+".join(["1"] * 60_000))
+    with pytest.raises(SystemExit, match=r"deep\.py cannot be compiled: \w+Error"):
+        installer.compile_all([source])

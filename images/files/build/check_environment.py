@@ -59,7 +59,7 @@ def owned() -> None:
         with record.open(encoding="utf-8", newline="") as file:
             for name, digest, *_ in csv.reader(file):
                 other, its = seen.setdefault(os.path.normpath(name), (who, digest))
-                if other != who and digest and its != digest:
+                if other != who and (its != digest or not digest):
                     raise SystemExit(f"two packages differ in {name}: {other} and {who}")
 
 

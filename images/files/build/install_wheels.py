@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import os
 import re
 import shutil
@@ -45,26 +46,40 @@ def install(site: Path, target: str | None) -> list[Path]:
         Every file that was installed.
     """
     before = set(site.glob("*.dist-info"))
+    top = Path(target or sys.prefix)
+    # the frame, and the commands of the layers below
+    held = {path for folder in (top, top / "bin") if folder.is_dir() for path in folder.iterdir()}
+    asked = (WHEELS / "requirements.txt").read_text("utf-8").splitlines()
     command = [str(UV), "pip", "install", "--python", sys.executable, "--cache-dir", str(CACHE)]
     command += ["--target", target] if target else []
     command += ["--no-config", "--offline", "--no-index", "--find-links", str(WHEELS)]
     command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
     command += ["--link-mode", "hardlink", "--requirement", str(WHEELS / "requirements.txt")]
-    subprocess.run(command, check=True)
+    if subprocess.run(command, check=False).returncode:
+        digests = {line.rpartition(":")[2] for line in asked}
+        for wheel in sorted(WHEELS.glob("*.whl")):
+            with wheel.open("rb") as data:
+                digest = hashlib.file_digest(data, "sha256").hexdigest()
+            if digest not in digests:
+                raise SystemExit(f"{wheel.name} holds other bytes than the lock names")
+        raise SystemExit("uv failed, and every wheel holds the bytes that the lock names")
     shutil.rmtree(CACHE)
-    (Path(target or sys.prefix) / ".lock").unlink(missing_ok=True)
+    (top / ".lock").unlink(missing_ok=True)
     new = sorted(set(site.glob("*.dist-info")) - before)
-    asked = (WHEELS / "requirements.txt").read_text("utf-8").splitlines()
     if len(new) != len(asked):
         raise SystemExit(f"{len(new)} of {len(asked)} packages came: a lower layer has the others")
     files: list[Path] = []
     for info in new:
         (info / NOTE).unlink(missing_ok=True)
         record = info / "RECORD"
-        text = record.read_text("utf-8")
-        lines = [line for line in text.splitlines(keepends=True) if f"/{NOTE}," not in line]
-        record.write_text("".join(sorted(lines)), "utf-8")
-        files += [Path(os.path.normpath(site / row[0])) for row in csv.reader(lines)]
+        # a name may hold what str.splitlines takes for the end of a line
+        with record.open(encoding="utf-8", newline="") as file:
+            lines = sorted(line for line in file if not line.startswith(f"{info.name}/{NOTE},"))
+        record.write_text("".join(lines), "utf-8", newline="")
+        own = [Path(os.path.normpath(site / row[0])) for row in csv.reader(lines)]
+        if taken := sorted(held.intersection(own)):
+            raise SystemExit(f"{info.name} writes over what is there: {taken[0]}")
+        files += own
     return files
 
 
@@ -73,7 +88,8 @@ def compile_all(sources: list[Path]) -> list[Path]:
 
     What a process has compiled before, and has imported, shows in the bytes: marshal writes a
     string that is held elsewhere in another way. So each process gets a part of the modules that
-    depends on their names alone, and nothing else.
+    depends on their names alone, and nothing else; and it does without ``site``, which would
+    import what a ``.pth`` file of a layer below asks for.
 
     Args:
         sources: The modules.
@@ -82,7 +98,7 @@ def compile_all(sources: list[Path]) -> list[Path]:
         The files that were written.
     """
     count = min(PARTS, 1 + len(sources) // SMALL)
-    command = [sys.executable, "-I", "-B", "-m", "compileall", "-qq", "-i", "-"]
+    command = [sys.executable, "-I", "-S", "-B", "-m", "compileall", "-qq", "-i", "-"]
     command += ["--invalidation-mode", "unchecked-hash"]
 
     def one(part: list[Path]) -> None:
@@ -101,8 +117,11 @@ def compile_all(sources: list[Path]) -> list[Path]:
             compile(source.read_bytes(), str(source), "exec")
         except (SyntaxError, ValueError) as error:
             print(f"no byte code for {source}: {error}")
-        else:
-            raise SystemExit(f"{source}: the byte code could not be written")
+            continue
+        except Exception as error:
+            # such as a lack of memory, which another machine need not have
+            raise SystemExit(f"{source} cannot be compiled: {error!r}") from error
+        raise SystemExit(f"{source}: the byte code could not be written")
     return made
 
 
@@ -123,8 +142,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--target")
     target = arguments.parse_args().target
-    files = install(Path(target or sysconfig.get_path("purelib")), target)
-    modules = [path for path in files if path.suffix == ".py" and not WITHOUT.search(str(path))]
+    site = Path(target or sysconfig.get_path("purelib"))
+    files = install(site, target)
+    # not commands, which no process imports
+    code = [path for path in files if path.suffix == ".py" and path.is_relative_to(site)]
+    modules = [path for path in code if not WITHOUT.search(str(path))]
     set_times(files + compile_all(sorted(modules)))
 
 

@@ -707,14 +707,22 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
             mend="free some space (docker builder prune -f for the engine's cache), then run the "
             "same command again",
         )
-    # uv, of a wheel of another digest or one that it cannot read
-    if "failed to download `" in low or "no solution found when resolving" in low:
+    # what a step says, and not the command of one that could say it
+    spoiled = re.search(r"^#\d+ [\d.]+ (.*other bytes than the lock names)$", text, re.MULTILINE)
+    if spoiled is not None:
         context.touch_wheels(target)
         return ForgeError(
-            "the engine got other bytes than those that were verified: "
-            + lines("failed to download", "  cause:"),
+            f"the engine got other bytes than those that were verified: {spoiled[1]}",
             expected="the wheels that the lock names",
             mend="run the same command again: every wheel will be sent anew",
+            exit_code=Exit.FAULT,
+        )
+    marks: tuple[str, ...] = ("error: failed to download", "error: failed to install", "  cause:")
+    if refused := lines(*marks, "cannot be compiled:", "writes over what is there:"):
+        return ForgeError(
+            f"a wheel of {target.name} cannot go into an image:\n{refused}",
+            expected="wheels that install beside each other",
+            mend="lock another version of that package, or leave it out",
             exit_code=Exit.FAULT,
         )
     broken = [
@@ -737,7 +745,7 @@ def explain(done: Completed, target: Target, log: Path) -> ForgeError:
             expected="the containerd image store, or a builder of the docker-container kind",
             mend="./forge engine",
         )
-    marks: tuple[str, ...] = (
+    marks = (
         "cannot connect to the docker daemon",
         "connection refused",
         "error reading from server",
