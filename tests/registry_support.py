@@ -340,8 +340,12 @@ def small_image(
             "schema": "tpuforge.image/1",
             "image": slug.partition("-py")[0],
             "python": "3.11",
+            "flavour": "",
             "name": f"tpuforge/{slug.partition('-py')[0]}:1-py311",
             "manifest_digest": manifest["digest"],
+            "labels": {},
+            "inputs": {},
+            "engine": {},
         }
         (folder / "image.json").write_text(json.dumps(record))
     return str(manifest["digest"])

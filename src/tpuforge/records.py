@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tpuforge.errors import ForgeError
-from tpuforge.paths import out_dir, read_json
+from tpuforge.paths import read_json
 
 Form = type | tuple[type, ...] | list[Any] | Mapping[str, Any]
 """What a value has to be: a type or one of several, a list of one form, or an object with at least
@@ -29,24 +28,6 @@ def read_record(path: Path, schema: str, form: Mapping[str, Any]) -> dict[str, A
     if isinstance(found, dict) and found.get("schema") == schema and not misfit(found, form):
         return found
     return None
-
-
-def not_baked(slug: str, mend: str) -> ForgeError:
-    """What a verb says of an image that is not in ``out/images``.
-
-    Args:
-        slug: The folder that it would have, such as ``runtime-py311``.
-        mend: The command that bakes it.
-
-    Returns:
-        The error, which names the images that are there.
-    """
-    there = ", ".join(sorted(path.parent.name for path in out_dir().glob("images/*/image.json")))
-    return ForgeError(
-        f"the image {slug} was not baked here",
-        expected=f"one of the baked images: {there}" if there else "an image in out/images",
-        mend=f"name one of them, or {mend}" if there else mend,
-    )
 
 
 def misfit(value: object, form: Form) -> str:

@@ -158,7 +158,8 @@ def test_a_tag_alone_is_not_pulled_but_told(out: Path, guarded: RealRegistry) ->
     [
         (["--to", "runtime"], "does not begin with a registry"),
         (["--to", "localhost:5000/x", "--tag", "a b"], "cannot be a tag"),
-        (["--to", "localhost:5000/x", "--image", "../x"], "was not baked here"),
+        (["--to", "localhost:5000/x", "--image", "../x"], "there is no finished image"),
+        (["--to", "localhost:5000/x", "--image", "builder"], "or ./forge bake --image builder\n"),
         (["--to", "localhost:5000/x", "--gzip"], "no gzip twin"),
         (["--to", "localhost:5000/x", "--ca", "/nowhere"], "there is no such file"),
         (["--to", "localhost:5000/x", "--all", "--image", "runtime"], "--all was given with"),

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tpuforge import health_report
+from tpuforge import baked, health_report
 from tpuforge import layout as oci
+from tpuforge.baked import Baked
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import exclusive, out_dir, read_json, write_json
-from tpuforge.pins import load
-from tpuforge.records import not_baked, read_record
 from tpuforge.registry import (
     Copied,
     Reference,
@@ -36,106 +33,10 @@ from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "push"
 _HEALTH = "application/vnd.tpuforge.health.v1+json"
-_SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
-_FORM = {"image": str, "python": str, "name": str, "manifest_digest": str}
-
-
-@dataclass(frozen=True)
-class Baked:
-    """A baked image of this machine.
-
-    Attributes:
-        slug: Its folder in ``out/images``.
-        image: Its name in the tree.
-        tag: Its own tag, made of versions.
-        digest: Its manifest's digest.
-        judgeable: Whether it has a health suite.
-        words: The arguments that name it.
-    """
-
-    slug: str
-    image: str
-    tag: str
-    digest: str
-    judgeable: bool
-    words: str
-
-    @property
-    def folder(self) -> Path:
-        """Where it is."""
-        return out_dir() / "images" / self.slug
-
-
-def choose(options: argparse.Namespace) -> list[str]:
-    """The folders of the images that the arguments name.
-
-    Args:
-        options: With ``image``, ``python`` and ``all``.
-
-    Raises:
-        ForgeError: If they contradict each other, or there is no such image here.
-    """
-    if options.all:
-        if options.image or options.python:
-            raise ForgeError(
-                "--all was given with --image or --python",
-                expected="one of them",
-                mend="leave one out",
-            )
-        found = sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
-        if not found:
-            raise _none("no image is baked here", "./forge bake")
-        return found
-    pins = load()
-    image = options.image or pins.default_image
-    python = pins.python(options.python)
-    slugs = [f"{image}-py{python.replace('.', '')}", *([] if options.python else [image])]
-    for slug in slugs:
-        if _SLUG.fullmatch(slug) and (out_dir() / "images" / slug / "image.json").is_file():
-            return [slug]
-    words = f" --image {image}" if options.image else ""
-    words += f" --python {options.python}" if options.python else ""
-    raise not_baked(slugs[0], f"./forge bake{words}")
-
-
-def _none(found: str, mend: str) -> ForgeError:
-    return ForgeError(found, expected="an image in out/images", mend=mend)
-
-
-def read_baked(slug: str) -> Baked:
-    """The record of a baked image.
-
-    Args:
-        slug: Its folder in ``out/images``.
-
-    Raises:
-        ForgeError: If it is damaged, or its layout holds another image; exit code 1.
-    """
-    folder = out_dir() / "images" / slug
-    record = read_record(folder / "image.json", "tpuforge.image/1", _FORM)
-    if record is None:
-        raise ForgeError(
-            f"{folder / 'image.json'} is not the record of an image",
-            expected="what bake wrote",
-            mend=f"./forge bake --image {slug.partition('-py')[0]}",
-            exit_code=Exit.FAULT,
-        )
-    found = oci.read_image(folder / "oci").manifest.digest
-    if found != record["manifest_digest"]:
-        raise ForgeError(
-            f"{folder / 'oci'} holds another image than its record says: {found}",
-            expected=record["manifest_digest"],
-            mend=f"./forge bake --image {record['image']}",
-            exit_code=Exit.FAULT,
-        )
-    tag = record["name"].rpartition(":")[2]
-    words = f"--image {record['image']}"
-    words += f" --python {record['python']}" if record["python"] else ""
-    return Baked(slug, record["image"], tag, found, bool(record.get("suite_sha256")), words)
 
 
 def push(
-    baked: Baked,
+    image: Baked,
     ref: Reference,
     registry: Registry,
     progress: Progress,
@@ -148,7 +49,7 @@ def push(
     """Put one image into a repository.
 
     Args:
-        baked: The image.
+        image: The image.
         ref: The repository.
         registry: Access to it.
         progress: Told what happens.
@@ -164,15 +65,20 @@ def push(
         ForgeError: If something here is damaged, a tag names another image, or the registry has
             other bytes in the end (exit code 1); if it does not answer or refuses (2).
     """
-    names = list(dict.fromkeys([baked.tag, *([ref.tag] if ref.tag else []), *tags]))
+    own_tag = image.record["name"].rpartition(":")[2]
+    named, digest = baked.words(image.record), image.image.manifest.digest
+    names = list(dict.fromkeys([own_tag, *([ref.tag] if ref.tag else []), *tags]))
     ref = ref.at_tag("")
     twins = [("oci", names)]
     if gzip:
-        if not (baked.folder / "oci-gzip" / "index.json").is_file():
-            mend = f"./forge bake {baked.words} --gzip"
-            raise _none(f"there is no gzip twin of {baked.slug}", mend)
+        if image.twin is None:
+            raise ForgeError(
+                f"there is no gzip twin of {image.slug}",
+                expected="an image in out/images",
+                mend=f"./forge bake {named} --gzip",
+            )
         twins.append(("oci-gzip", [f"{name}-gzip" for name in names]))
-    attached = {folder: _attached(baked, folder) for folder, _ in twins}
+    attached = {folder: _attached(image, folder) for folder, _ in twins}
     notes = []
     copied: list[Copied] = []
     put: list[str] = []
@@ -180,51 +86,51 @@ def push(
     fresh = 0
     moved_index = False
     for folder, own in twins:
-        layout = baked.folder / folder
-        digest = oci.read_image(layout).manifest.digest
-        absent = registry.absent_tags(ref, own, digest, move=move)
+        layout = image.folder / folder
+        found = oci.read_image(layout).manifest.digest
+        absent = registry.absent_tags(ref, own, found, move=move)
         copied.append(registry.copy_in(layout, ref))
         beside = attached[folder]
         if beside is not None:
-            _, documents = read_referrers(beside, digest)
-            index = ref.at_tag(fallback_tag(digest))
+            _, documents = read_referrers(beside, found)
+            index = ref.at_tag(fallback_tag(found))
             before = registry.find(index)
             fresh += sum(not registry.find(ref.at_digest(one.manifest.digest)) for one in documents)
-            referrers[folder] = registry.copy_referrers(beside, ref.at_digest(digest))
+            referrers[folder] = registry.copy_referrers(beside, ref.at_digest(found))
             moved_index = moved_index or registry.find(index) != before
         if read_back:
             _read_back(layout, ref, registry, progress)
         registry.tag(layout, ref, absent)
         for name in own:
             if name not in absent:
-                registry.check(ref.at_tag(name), digest)
+                registry.check(ref.at_tag(name), found)
         put += absent
     bare = [folder for folder, beside in attached.items() if beside is None]
     if bare:
-        what = baked.slug if "oci" in bare else f"the gzip twin of {baked.slug}"
-        notes.append(f"nothing is attached to {what}: ./forge sbom {baked.words} makes what can be")
+        what = image.slug if "oci" in bare else f"the gzip twin of {image.slug}"
+        notes.append(f"nothing is attached to {what}: ./forge sbom {named} makes what can be")
     elif fresh and not any(one.moved for one in copied):
         notes.append(
-            f"{baked.slug} was there, and {_documents(fresh)} newly attached to it: if it was "
-            f"signed, sign it again (./forge sign {baked.words}), or ./forge verify fails"
+            f"{image.slug} was there, and {_documents(fresh)} newly attached to it: if it was "
+            f"signed, sign it again (./forge sign {named}), or ./forge verify fails"
         )
-    notes += _warn(baked, attached["oci"])
+    notes += _warn(image, attached["oci"])
     for note in notes:
         progress.note(note, loud=True)
     facts = {
-        "image": baked.image,
-        "slug": baked.slug,
+        "image": image.record["image"],
+        "slug": image.slug,
         "registry": ref.host,
         "repository": ref.name,
-        "digest": baked.digest,
-        "reference": str(ref.at_digest(baked.digest)),
+        "digest": digest,
+        "reference": str(ref.at_digest(digest)),
         "tags": names,
         "new_blobs": sum(one.moved for one in copied),
         "new_bytes": sum(one.moved_bytes for one in copied),
         "known_blobs": sum(one.there for one in copied),
         "referrers": referrers.get("oci", []),
         "new_referrers": fresh,
-        "referrers_tag": fallback_tag(baked.digest) if "oci" in referrers else "",
+        "referrers_tag": fallback_tag(digest) if "oci" in referrers else "",
         "gzip": {
             "digest": copied[1].digest,
             "tags": twins[1][1],
@@ -239,7 +145,7 @@ def push(
         sent += f"; {_documents(fresh)} newly attached"
     elif moved_index:
         sent += "; the list of what is attached was renewed"
-    summary = f"{ref.at_digest(baked.digest)} ({', '.join(names)}): {sent}"
+    summary = f"{ref.at_digest(digest)} ({', '.join(names)}): {sent}"
     changed = bool(put) or fresh or moved_index or any(one.moved for one in copied)
     return Outcome("done" if changed else "unchanged", summary, facts, notes)
 
@@ -248,36 +154,36 @@ def _documents(number: int) -> str:
     return f"{number} document was" if number == 1 else f"{number} documents were"
 
 
-def _warn(baked: Baked, attached: Path | None) -> list[str]:
+def _warn(image: Baked, attached: Path | None) -> list[str]:
     """What has to be known of an image that is not known to be healthy."""
-    if not baked.judgeable:
+    if not image.record.get("suite_sha256"):
         return []
-    report = None
+    digest, report = image.image.manifest.digest, None
     if attached is not None:
-        _, documents = read_referrers(attached, baked.digest)
+        _, documents = read_referrers(attached, digest)
         layers = [layer for one in documents for layer in one.layers if layer.media_type == _HEALTH]
         report = layers[0].path(attached).read_bytes() if layers else None
-    text = health_report.warning(baked.slug, baked.words, baked.digest, report)
+    text = health_report.warning(image.slug, baked.words(image.record), digest, report)
     return [text] if text else []
 
 
-def _attached(baked: Baked, folder: str) -> Path | None:
+def _attached(image: Baked, folder: str) -> Path | None:
     """The layout of what is attached to an image or its twin, checked; None if nothing is."""
-    layout = baked.folder / folder.replace("oci", "referrers")
-    record = read_json(baked.folder / "attestations.json")
+    layout = image.folder / folder.replace("oci", "referrers")
+    record = read_json(image.folder / "attestations.json")
     if record is None or not (layout.exists() or folder == "oci"):
         return None
     subject = record.get("subject") if isinstance(record, dict) else None
-    mend = f"./forge sbom {baked.words}"
-    if subject != baked.digest:
+    mend = f"./forge sbom {baked.words(image.record)}"
+    if subject != image.image.manifest.digest:
         raise ForgeError(
-            f"what is attached to {baked.slug} belongs to another image: {subject}",
-            expected=baked.digest,
+            f"what is attached to {image.slug} belongs to another image: {subject}",
+            expected=image.image.manifest.digest,
             mend=mend,
             exit_code=Exit.FAULT,
         )
     try:
-        read_referrers(layout, oci.read_image(baked.folder / folder).manifest.digest)
+        read_referrers(layout, oci.read_image(image.folder / folder).manifest.digest)
     except ForgeError as error:
         error.mend = mend
         raise
@@ -308,16 +214,16 @@ def _push(options: argparse.Namespace, progress: Progress) -> Outcome:
             expected="HOST/NAME: the digest is that of the image",
             mend="leave it out",
         )
-    slugs = choose(options)
+    slugs = baked.every(options) if options.all else [baked.slug_of(options)]
     registry = from_options(options, progress)
     done: list[Outcome] = []
     for slug in slugs:
         with _alone(slug, progress):
-            baked = read_baked(slug)
-            ref = target.below(baked.image) if options.all else target
+            image = baked.load(slug)
+            ref = target.below(image.record["image"]) if options.all else target
             started = datetime.now(UTC)
             outcome = push(
-                baked,
+                image,
                 ref,
                 registry,
                 progress,
@@ -388,7 +294,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def _subject(options: argparse.Namespace) -> str:
-    return "" if options.all else choose(options)[0]
+    return "" if options.all else baked.slug_of(options)
 
 
 main = main_of(VERB, arguments, _push, subject=_subject)

@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from tpuforge import health_report
+from tpuforge.baked import names, not_baked
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.health_report import TIERS
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_atomic, write_json
 from tpuforge.pins import load
-from tpuforge.records import not_baked
 from tpuforge.verb import Outcome, add_image, main_of, parser
 
 REPORT_SCHEMA = "tpuforge.report/1"
@@ -193,10 +193,9 @@ def judged(slug: str, page: ModuleType, flavour: str | None) -> Judged:
 def _others(slug: str) -> list[str]:
     """The other baked images that a health suite has run in."""
     out = out_dir()
-    baked = (path.parent.name for path in (out / "images").glob("*/image.json"))
-    return sorted(
-        name for name in baked if name != slug and (out / "health" / name / "run.json").is_file()
-    )
+    return [
+        name for name in names() if name != slug and (out / "health" / name / "run.json").is_file()
+    ]
 
 
 def _write(one: Judged, page: ModuleType, made: str) -> Path:

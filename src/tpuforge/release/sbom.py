@@ -19,8 +19,9 @@ from typing import Any
 from packageurl import PackageURL
 from packaging.utils import parse_wheel_filename
 
-from tpuforge import health_report
+from tpuforge import baked, health_report
 from tpuforge import layout as oci
+from tpuforge.baked import Baked
 from tpuforge.console import Progress, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.lockfile import Locked, read_lock
@@ -36,8 +37,7 @@ from tpuforge.paths import (
 )
 from tpuforge.pins import Pins, load
 from tpuforge.records import read_record
-from tpuforge.release import attest, baked, bill, inventory, referrers
-from tpuforge.release.baked import Baked
+from tpuforge.release import attest, bill, inventory, referrers
 from tpuforge.release.bill import Part, Subject
 from tpuforge.release.inventory import VENV, Inventory, Layer
 from tpuforge.release.licences import NONE

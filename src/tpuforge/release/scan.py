@@ -22,13 +22,13 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from tpuforge import host, tables
+from tpuforge import baked, host, tables
+from tpuforge.baked import Baked
 from tpuforge.console import Progress, print_table
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import ROOT, out_dir, scratch_dir, user_path
 from tpuforge.process import Completed, clean_env, run
-from tpuforge.release import baked, bill, sbom
-from tpuforge.release.baked import Baked
+from tpuforge.release import bill, sbom
 from tpuforge.verb import Outcome, add_image, main_of, parser
 
 VERB = "scan"

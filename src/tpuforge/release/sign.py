@@ -10,14 +10,14 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from tpuforge import health_report
+from tpuforge import baked, health_report
+from tpuforge.baked import Baked
 from tpuforge.console import Progress, print_table
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import read_json, scratch_dir
 from tpuforge.registry import Reference, Registry, add_options, from_options
-from tpuforge.release import baked, cosign, referrers, sbom
-from tpuforge.release.baked import Baked
+from tpuforge.release import cosign, referrers, sbom
 from tpuforge.release.cosign import Cosign, NotSignedError, Signer
 from tpuforge.verb import Outcome, add_image, main_of, parser
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tpuforge import health_report
+from tpuforge import baked, health_report
 from tpuforge import layout as oci
+from tpuforge.baked import Baked
 from tpuforge.console import Progress, visible
 from tpuforge.distribution import NotThereError
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import out_dir, parse_json, read_json
 from tpuforge.registry import Reference, Registry, add_options, from_options
-from tpuforge.release import attest, baked, bill, cosign, installed, inventory, referrers, sbom
-from tpuforge.release.baked import Baked
+from tpuforge.release import attest, bill, cosign, installed, inventory, referrers, sbom
 from tpuforge.release.cosign import Cosign, Signer
 from tpuforge.release.inventory import Inventory
 from tpuforge.release.referrers import Referrer

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpuforge.baked import not_baked
 from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import (
@@ -40,7 +41,6 @@ from tpuforge.paths import (
 )
 from tpuforge.pins import load
 from tpuforge.process import Completed, clean_env, run
-from tpuforge.records import not_baked
 from tpuforge.verb import add_image
 
 IMAGE_SCHEMA = "tpuforge.image/1"

@@ -1,4 +1,4 @@
-"""The finished images of ``out/images``, for the verbs that are about one of them."""
+"""The finished images of ``out/images``, for the verbs of every stage that are about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpuforge import layout as oci
 from tpuforge import pins as pins_module
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import out_dir
-from tpuforge.records import not_baked, read_record
+from tpuforge.records import read_record
 
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _MOST_SHOWN = 100
@@ -81,6 +81,29 @@ class Baked:
         return self.folder / "attestations"
 
 
+def names() -> list[str]:
+    """The folder names of the images that are here, whole or not."""
+    return sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
+
+
+def not_baked(slug: str, mend: str) -> ForgeError:
+    """What a verb says of an image that is not in ``out/images``.
+
+    Args:
+        slug: The folder that it would have, such as ``runtime-py311``.
+        mend: The command that bakes it.
+
+    Returns:
+        The error, which names the images that are there.
+    """
+    there = ", ".join(names())
+    return ForgeError(
+        f"the image {slug} was not baked here",
+        expected=f"one of the baked images: {there}" if there else "an image in out/images",
+        mend=f"name one of them, or {mend}" if there else mend,
+    )
+
+
 def slug_of(options: argparse.Namespace) -> str:
     """The folder name of the image that the arguments name.
 
@@ -127,6 +150,29 @@ def words(record: Mapping[str, Any]) -> str:
     return f"--image {record['image']}{python}"
 
 
+def every(options: argparse.Namespace) -> list[str]:
+    """The folder names of all images, for ``--all``.
+
+    Args:
+        options: With ``image`` and ``python``; also with ``flavour``, if the verb has it.
+
+    Raises:
+        ForgeError: If there is none, or the arguments also name one.
+    """
+    if options.image or options.python or getattr(options, "flavour", None):
+        raise ForgeError(
+            "--all was given with options that name one image",
+            expected="one of them",
+            mend="leave one out",
+        )
+    found = names()
+    if not found:
+        raise ForgeError(
+            "no image is baked here", expected="an image in out/images", mend="./forge bake"
+        )
+    return found
+
+
 def choose(options: argparse.Namespace) -> list[Baked]:
     """The images that the arguments name.
 
@@ -137,18 +183,7 @@ def choose(options: argparse.Namespace) -> list[Baked]:
         ForgeError: If there is none of them (exit code 2), or one is damaged (exit code 1).
     """
     if getattr(options, "all", False):
-        if options.image or options.python or options.flavour:
-            raise ForgeError(
-                "--all names every image already",
-                expected="--all alone, or --image, --python and --flavour",
-                mend="leave one of them out",
-            )
-        found = sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
-        if not found:
-            raise ForgeError(
-                "no image is baked here", expected="an image in out/images", mend="./forge bake"
-            )
-        return [load(slug) for slug in found]
+        return [load(slug) for slug in every(options)]
     one = load(slug_of(options))
     if options.flavour and one.record["flavour"] != options.flavour:
         raise ForgeError(
@@ -171,7 +206,9 @@ def load(slug: str) -> Baked:
     """
     folder = out_dir() / "images" / named(slug)
     name, _, python = slug.partition("-py")
-    more = f" --python {python[0]}.{python[1:]}" if python else ""
+    version = f"{python[:1]}.{python[1:]}"
+    # the builder and the simulator are baked without a Python, whatever was asked for
+    more = f" --python {version}" if version not in (".", pins_module.load().default_python) else ""
     mend = f"./forge bake --image {name}{more}"
     record = read_record(folder / "image.json", SCHEMA, _FORM)
     if record is None and (folder / "image.json").exists():
