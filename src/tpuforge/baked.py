@@ -12,8 +12,8 @@ from typing import Any
 from tpuforge import layout as oci
 from tpuforge import pins as pins_module
 from tpuforge.errors import Exit, ForgeError
-from tpuforge.paths import out_dir
-from tpuforge.records import read_record
+from tpuforge.paths import out_dir, read_json
+from tpuforge.records import Form, misfit
 
 _SLUG = re.compile(r"[a-z][a-z0-9-]{0,99}")
 _MOST_SHOWN = 100
@@ -84,24 +84,6 @@ class Baked:
 def names() -> list[str]:
     """The folder names of the images that are here, whole or not."""
     return sorted(path.parent.name for path in (out_dir() / "images").glob("*/image.json"))
-
-
-def not_baked(slug: str, mend: str) -> ForgeError:
-    """What a verb says of an image that is not in ``out/images``.
-
-    Args:
-        slug: The folder that it would have, such as ``runtime-py311``.
-        mend: The command that bakes it.
-
-    Returns:
-        The error, which names the images that are there.
-    """
-    there = ", ".join(names())
-    return ForgeError(
-        f"the image {slug} was not baked here",
-        expected=f"one of the baked images: {there}" if there else "an image in out/images",
-        mend=f"name one of them, or {mend}" if there else mend,
-    )
 
 
 def slug_of(options: argparse.Namespace) -> str:
@@ -184,49 +166,86 @@ def choose(options: argparse.Namespace) -> list[Baked]:
     """
     if getattr(options, "all", False):
         return [load(slug) for slug in every(options)]
-    one = load(slug_of(options))
-    if options.flavour and one.record["flavour"] != options.flavour:
-        raise ForgeError(
-            f"{one.slug} was baked from the flavour {one.record['flavour']}",
-            expected=f"the flavour {options.flavour}",
-            mend="leave --flavour out, or: "
-            f"./forge bake --image {one.record['image']} --flavour {options.flavour}",
-        )
-    return [one]
+    return [load(slug_of(options), options.flavour)]
 
 
-def load(slug: str) -> Baked:
-    """A finished image.
+def read_baked(
+    slug: str,
+    form: Mapping[str, Form],
+    flavour: str | None = None,
+    *,
+    exit_code: Exit = Exit.CANNOT,
+) -> dict[str, Any]:
+    """The record of a finished image; its layout is not looked at.
 
     Args:
         slug: Its folder name.
+        form: The keys that are used, each with the form of its value.
+        flavour: The flavour that it must have; any if None.
+        exit_code: That of a damaged record.
 
     Raises:
-        ForgeError: If it is not there (exit code 2), or is damaged (exit code 1).
+        ForgeError: If it was not baked or has another flavour (exit code 2), or is damaged.
     """
-    folder = out_dir() / "images" / named(slug)
+    path = out_dir() / "images" / named(slug) / "image.json"
+    record = read_json(path)
+    if record is None and not path.exists():
+        there = ", ".join(names())
+        mend = f"name one of them, or {_bake(slug)}" if there else _bake(slug)
+        raise ForgeError(
+            f"the image {slug} was not baked here",
+            expected=f"one of the baked images: {there}" if there else "an image in out/images",
+            mend=mend,
+        )
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        bad = ["schema"]
+    else:
+        bad = [key for key, kind in form.items() if misfit(record.get(key), kind)]
+    if bad:
+        raise ForgeError(
+            f"{path} is damaged: {', '.join(bad)}",
+            expected=f"a record of the schema {SCHEMA}",
+            mend=_bake(slug),
+            exit_code=exit_code,
+        )
+    if flavour and record.get("flavour") != flavour:
+        raise ForgeError(
+            f"{slug} was baked from the flavour {record.get('flavour')}",
+            expected=f"the flavour {flavour}",
+            mend=f"leave --flavour out, or: {_bake(slug)} --flavour {flavour}",
+        )
+    return dict(record)
+
+
+def _bake(slug: str) -> str:
+    """The command that bakes an image."""
     name, _, python = slug.partition("-py")
     version = f"{python[:1]}.{python[1:]}"
     # the builder and the simulator are baked without a Python, whatever was asked for
     more = f" --python {version}" if version not in (".", pins_module.load().default_python) else ""
-    mend = f"./forge bake --image {name}{more}"
-    record = read_record(folder / "image.json", SCHEMA, _FORM)
-    if record is None and (folder / "image.json").exists():
-        raise ForgeError(
-            f"{folder / 'image.json'} is damaged",
-            expected=f"a record of the schema {SCHEMA}",
-            mend=mend,
-            exit_code=Exit.FAULT,
-        )
-    if record is None:
-        raise not_baked(slug, mend)
+    return f"./forge bake --image {name}{more}"
+
+
+def load(slug: str, flavour: str | None = None) -> Baked:
+    """A finished image.
+
+    Args:
+        slug: Its folder name.
+        flavour: The flavour that it must have; any if None.
+
+    Raises:
+        ForgeError: If it is not there or has another flavour (exit code 2), or is damaged (exit
+            code 1).
+    """
+    folder = out_dir() / "images" / slug
+    record = read_baked(slug, _FORM, flavour, exit_code=Exit.FAULT)
     image = oci.read_image(folder / "oci")
     if image.manifest.digest != record["manifest_digest"]:
         raise ForgeError(
             f"{slug}: the layout holds {image.manifest.digest}, and image.json tells of "
             f"{record['manifest_digest']}",
             expected="one and the same image",
-            mend=mend,
+            mend=_bake(slug),
             exit_code=Exit.FAULT,
         )
     return Baked(slug, folder, record, image)

@@ -211,7 +211,7 @@ def test_no_image(tmp_path: Path) -> None:
     assert not (tmp_path / "report").exists()
 
 
-@pytest.mark.parametrize("text", ["[]", '{"schema": "tpuforge.image/1"}', '{"schema": "x"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": "tpuforge.image/1"}', '{"schema": "x"}'])
 def test_a_damaged_image_record(tmp_path: Path, text: str) -> None:
     fill(tmp_path)
     (tmp_path / "images/runtime-py311/image.json").write_text(text)

@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any, Literal
 
 from tpuforge import health_report
-from tpuforge.baked import names, not_baked
+from tpuforge.baked import names, read_baked
 from tpuforge.console import Progress, duration, print_table, size
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.health_report import TIERS
 from tpuforge.paths import ROOT, out_dir, read_json, sha256_file, write_atomic, write_json
 from tpuforge.pins import load
+from tpuforge.records import Form
 from tpuforge.verb import Outcome, add_image, main_of, parser
 
 REPORT_SCHEMA = "tpuforge.report/1"
 BENCH_SCHEMA = "tpuforge.bench/1"
-IMAGE_SCHEMA = "tpuforge.image/1"
 RESULT_SCHEMA = "tpuforge.result/1"
 MAIN_JOB = ("lock_check", "fetch_wheel", "bake", "smoke", "bench")
 OF_AN_IMAGE = ("bake", "smoke", "bench")
@@ -34,19 +34,18 @@ OF_AN_IMAGE = ("bake", "smoke", "bench")
 STAGES = (*MAIN_JOB, "reproduce")
 """Verbs whose last run the page shows, in the order of the main job."""
 
-_IMAGE = {
+# what is read of an image's record, of which some may be missing
+_IMAGE: dict[str, Form] = {
     "name": str,
     "manifest_digest": str,
     "compressed_bytes": int,
     "unpacked_bytes": int,
     "run_line": str,
-}
-_IMAGE_EXTRAS = {
-    "notes": list,
-    "layers": list,
-    "labels": dict,
-    "local_run_line": str,
-    "save_line": str,
+    "notes": (list, NoneType),
+    "layers": (list, NoneType),
+    "labels": (dict, NoneType),
+    "local_run_line": (str, NoneType),
+    "save_line": (str, NoneType),
 }
 _OFFERS = ("run_line", "save_line")
 # what needs somebody comes first on the front page
@@ -182,7 +181,7 @@ def judged(slug: str, page: ModuleType, flavour: str | None) -> Judged:
         ForgeError: If it was not baked, is damaged or has another flavour.
     """
     out = out_dir()
-    image = read_image(out / "images" / slug, slug, flavour)
+    image = read_baked(slug, _IMAGE, flavour)
     health = read_part(out / "health" / slug, "health.json", health_report.SCHEMA, image)
     bench = read_part(out / "bench" / slug, "bench.json", BENCH_SCHEMA, image)
     stages = read_stages(out / "results", slug, str(image["manifest_digest"]))
@@ -283,47 +282,6 @@ def _card(one: Judged, page: ModuleType) -> Any:
         tag("dl", [tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs], class_="pairs"),
         class_=f"card {_TONES[status]}",
     )
-
-
-def read_image(folder: Path, slug: str, flavour: str | None) -> dict[str, Any]:
-    """The record of a baked image.
-
-    Args:
-        folder: Its folder in ``out/images``.
-        slug: Its name for messages.
-        flavour: The flavour it must have; any if None.
-
-    Returns:
-        A ``tpuforge.image/1`` record.
-
-    Raises:
-        ForgeError: If there is none, it is damaged or has another flavour.
-    """
-    record: Any = read_json(folder / "image.json")
-    if record is None:
-        raise not_baked(slug, "./forge bake, then ./forge smoke and ./forge report")
-    if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
-        bad = ["schema"]
-    else:
-        bad = [key for key, kind in _IMAGE.items() if type(record.get(key)) is not kind]
-        bad += [
-            key
-            for key, kind in _IMAGE_EXTRAS.items()
-            if not isinstance(record.get(key), kind | None)
-        ]
-    if bad:
-        raise ForgeError(
-            f"{folder / 'image.json'} is damaged: {', '.join(bad)}",
-            expected=f"a record of the schema {IMAGE_SCHEMA}",
-            mend="./forge bake",
-        )
-    if flavour and record.get("flavour") != flavour:
-        raise ForgeError(
-            f"{slug} was baked from the flavour {record.get('flavour')}",
-            expected=f"the flavour {flavour}",
-            mend=f"leave --flavour out, or: ./forge bake --flavour {flavour}",
-        )
-    return dict(record)
 
 
 def read_part(folder: Path, name: str, schema: str, image: dict[str, Any]) -> Part:

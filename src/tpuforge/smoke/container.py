@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpuforge.baked import not_baked
+from tpuforge.baked import read_baked
 from tpuforge.console import Progress, duration
 from tpuforge.errors import Exit, ForgeError
 from tpuforge.paths import (
@@ -43,7 +43,10 @@ from tpuforge.pins import load
 from tpuforge.process import Completed, clean_env, run
 from tpuforge.verb import add_image
 
-IMAGE_SCHEMA = "tpuforge.image/1"
+# what is read of an image's record
+_RECORD = dict.fromkeys(
+    ("name", "flavour", "python", "manifest_digest", "config_digest", "lock_sha256"), str
+)
 ENGINE_SCHEMA = "tpuforge.engine/1"
 RUN_SCHEMA = "tpuforge.run/1"
 RESULTS = "/results"
@@ -233,34 +236,11 @@ def baked(options: argparse.Namespace) -> Subject:
         ForgeError: If it was not baked, its record is damaged, or it has another flavour.
     """
     name = slug(options)
-    folder = out_dir() / "images" / name
-    record = read_json(folder / "image.json")
-    mend = "./forge bake"
-    for option, value in (("--image", options.image), ("--python", options.python)):
-        mend += f" {option} {value}" if value else ""
-    if record is None:
-        raise not_baked(name, mend)
-    if not isinstance(record, dict) or record.get("schema") != IMAGE_SCHEMA:
-        bad = ["schema"]
-    else:
-        wanted = ("name", "flavour", "python", "manifest_digest", "config_digest", "lock_sha256")
-        bad = [key for key in wanted if not isinstance(record.get(key), str)]
-    if bad:
-        raise ForgeError(
-            f"{folder / 'image.json'} is damaged: {', '.join(bad)}",
-            expected=f"a record of the schema {IMAGE_SCHEMA}",
-            mend=mend,
-        )
-    flavour, reference = record["flavour"], record["name"]
+    record = read_baked(name, _RECORD, options.flavour)
     digests = (record["manifest_digest"], record["config_digest"])
+    layout = out_dir() / "images" / name / "oci"
     suite = str(record.get("suite_sha256") or "")
-    if options.flavour and options.flavour != flavour:
-        raise ForgeError(
-            f"{name} was baked from the flavour {flavour}",
-            expected=f"the flavour {options.flavour}",
-            mend=f"leave --flavour out, or: {mend} --flavour {options.flavour}",
-        )
-    return Subject(name, reference, digests, folder / "oci", suite, record["python"])
+    return Subject(name, record["name"], digests, layout, suite, record["python"])
 
 
 def referenced(engine: Engine, reference: str) -> Subject:
