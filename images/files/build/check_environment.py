@@ -19,6 +19,8 @@ from pathlib import Path
 
 OUT = Path("/out")
 SITE = Path(sysconfig.get_path("purelib"))
+# what only the health suite imports
+APART = Path("/opt/tpuforge/site")
 FACTS = Path("/mnt/facts")
 # one line "PACKAGE NAME" for each NAME that PACKAGE requires and that is left out on purpose
 LEFT_OUT = FACTS / "left-out"
@@ -54,11 +56,11 @@ def complete() -> None:
 def owned() -> None:
     """End the bake if two packages bring one file with different bytes: the later one stays."""
     seen: dict[str, tuple[str, str]] = {}
-    for record in sorted(SITE.glob("*.dist-info/RECORD")):
-        who = record.parent.name
+    for record in sorted(r for site in (SITE, APART) for r in site.glob("*.dist-info/RECORD")):
+        who, site = record.parent.name, record.parents[1]
         with record.open(encoding="utf-8", newline="") as file:
             for name, digest, *_ in csv.reader(file):
-                other, its = seen.setdefault(os.path.normpath(name), (who, digest))
+                other, its = seen.setdefault(os.path.normpath(site / name), (who, digest))
                 if other != who and (its != digest or not digest):
                     raise SystemExit(f"two packages differ in {name}: {other} and {who}")
 
