@@ -228,7 +228,7 @@ def test_a_failed_check_leaves_no_line_and_is_said_at_the_end(root: Path, quick:
 
 def test_the_folder_of_the_page_is_a_host(tmp_path: Path, quick: Path) -> None:
     page = (FOLDER.parents[1] / "docs" / "tpu-vm.md").read_text(encoding="utf-8")
-    recipe = page.partition("### Without a TPU")[2].partition("    ./tpu-run --root")[0]
+    recipe = page.partition("### Without a TPU")[2].partition("    images/tpu-vm/tpu-run --root")[0]
     lines = [line.strip() for line in recipe.splitlines() if line.startswith("    ")]
     assert len(lines) == 3
     made = ["/bin/sh", "-euc", "\n".join(lines)]

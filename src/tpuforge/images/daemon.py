@@ -355,12 +355,9 @@ def end_all(progress: Progress) -> bool:
         remove_tree(probe)
     if (rest or mounts) and pid is None:
         progress.note(f"cleared {len(rest)} processes and {mounts} mounts of a killed engine")
-    for path in (
-        socket_path(),
-        _pid_path(),
-        run_folder() / "exec" / "containerd" / "containerd.pid",
-    ):
-        path.unlink(missing_ok=True)
+    _pid_path().unlink(missing_ok=True)
+    # sockets and process ids; below /run nobody else would ever remove it
+    remove_tree(run_folder())
     return bool(pid or rest or mounts)
 
 
